@@ -254,17 +254,9 @@ def _state(entry: Entry, store: Store, registry: Registry) -> str:
     return ", ".join(facts)
 
 
-def _bytes_to_pull(entry: Entry, store: Store, registry: Registry) -> int:
-    """Return the bytes that a pull would download, for a derived model those of its base; 0 if unknown."""
-    if entry.path or store.is_present(entry, registry):
-        return 0
-    if entry.derived:
-        return _bytes_to_pull(registry.get(entry.derived.base), store, registry)
-    return entry.download_bytes or 0
-
-
 def _describe(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
-    stamp = store.stamp(entry)
+    stamp, is_here = store.stamp(entry), store.is_present(entry, registry)
+    has_base = entry.derived is not None and store.is_present(registry.get(entry.derived.base), registry)
     return {
         "name": entry.name,
         "family": entry.family,
@@ -277,8 +269,8 @@ def _describe(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
         "derived_from": entry.derived.base if entry.derived else None,
         "mtp_head": entry.mtp,
         "speech": entry.speech,
-        "present": store.is_present(entry, registry),
-        "bytes_to_pull": _bytes_to_pull(entry, store, registry),
+        "present": is_here,
+        "bytes_to_pull": 0 if is_here or has_base or entry.path else registry.bytes_to_pull(entry),
         "path": str(store.file(entry)),
     }
 
@@ -367,7 +359,6 @@ def pull_command(
 def _shown(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
     """The facts of a model: its record, state and pairs, and what its file's header says."""
     from edgespec.llama.gguf_header import read_header
-    from edgespec.models.found.facts import expected_size
 
     facts = _describe(entry, store, registry) | {"state": _state(entry, store, registry)}
     facts["pairs"] = [name for name, pair in registry.pairs.items() if entry.name in asdict(pair).values()]
@@ -375,7 +366,7 @@ def _shown(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
     header = read_header(store.file(entry)) if store.file(entry).is_file() else None
     facts["architecture"] = header.architecture if header else None
     facts["context"] = (header.n_ctx_train or None) if header else None
-    facts["size"] = facts["size"] or expected_size(entry, registry) or None
+    facts["size"] = facts["size"] or registry.bytes_to_pull(entry) or None
     return facts
 
 

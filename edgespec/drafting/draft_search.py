@@ -21,7 +21,7 @@ from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
 from edgespec.models.found.catalog import list_found
-from edgespec.models.found.facts import FactsReader, ModelFacts, draft_to_pull, expected_size, facts_of
+from edgespec.models.found.facts import FactsReader, ModelFacts, draft_to_pull, facts_of
 from edgespec.models.found.files import FoundModel, real_path
 from edgespec.models.registry import load_registry
 from edgespec.models.sources import format_size
@@ -195,7 +195,7 @@ class DraftSearch:
         names = f"{self.target_name} {self.target.path.name}"
         entry = draft_to_pull(registry, names, facts, self.target.file_bytes)
         if entry:
-            size = format_size(expected_size(entry, registry))
+            size = format_size(registry.bytes_to_pull(entry))
             self.on_message(
                 f"nothing on this disk drafts for {self.target_name}; worth pulling ({size}): "
                 f"`edgespec models pull {entry.name}`"

@@ -267,6 +267,11 @@ class Registry:
         """Return the entry's shape, or that of its base; None if models.toml has neither."""
         return entry.shape or (self.entries[entry.derived.base].shape if entry.derived else None)
 
+    def bytes_to_pull(self, entry: Entry) -> int:
+        """Return the bytes to download for an entry, for a derived one those of its base; 0 if unknown."""
+        source = self.entries[entry.derived.base] if entry.derived else entry
+        return source.download_bytes or 0
+
     def pair(self, name: str) -> PairNames:
         """Return the pair called `name`; a UsageError offers the nearest names."""
         if name not in self.pairs:

@@ -136,9 +136,8 @@ class Puller:
         return list(missing.values())
 
     def _bytes_to_come(self, entry: Entry) -> int:
-        if entry.derived:  # size unknown until it is made; the base's is close and mostly larger
-            return self.registry.get(entry.derived.base).size or 0
-        return max(0, (entry.download_bytes or 0) - PartFile(self.store.file(entry)).size())
+        # The size of a derived file is unknown until it is made; the base's is close and mostly larger.
+        return max(0, self.registry.bytes_to_pull(entry) - PartFile(self.store.file(entry)).size())
 
     def ensure_all(self, entries: Sequence[Entry]) -> list[Path]:
         """Return the files of `entries`, like `ensure`: first all downloads at once, then derived files."""

@@ -183,16 +183,11 @@ def draft_to_pull(registry: Registry, name: str, facts: ModelFacts, size: int) -
             continue
         if abs(shape.vocabulary - facts.n_vocab) > _PADDING * facts.n_vocab:
             continue
-        if not 0 < expected_size(draft, registry) <= _MOST_OF_TARGET * size:
+        if not 0 < registry.bytes_to_pull(draft) <= _MOST_OF_TARGET * size:
             continue
         if best is None or len(family) > best[0]:
             best = len(family), draft
     return best[1] if best else None
-
-
-def expected_size(entry: Entry, registry: Registry) -> int:
-    """Return the bytes to pull for an entry: for a derived one those of its base; 0 if unknown."""
-    return entry.size or (registry.entries[entry.derived.base].size if entry.derived else 0) or 0
 
 
 def _plain(name: str) -> str:

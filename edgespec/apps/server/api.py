@@ -67,13 +67,9 @@ from edgespec.apps.server.request_schema import (
 from edgespec.apps.server.request_worker import RequestWorker
 from edgespec.apps.server.response_schema import (
     ChatCompletion,
-    EmbeddingModelFacts,
     ErrorAnswer,
-    Health,
     ModelEntry,
     ModelList,
-    ServedModelFacts,
-    SpeechModelFacts,
     TextCompletion,
 )
 from edgespec.apps.server.responses.routes import add_responses
@@ -363,19 +359,19 @@ def add_reports(
 ) -> None:
     """Add the routes that say how the server is, which `workers` answers."""
 
-    @app.get("/health", responses={503: {"model": Health}})
-    @app.get("/v1/health", responses={503: {"model": Health}})
-    async def health(response: Response) -> Health:
+    @app.get("/health", responses={503: {"model": dict[str, Any]}})
+    @app.get("/v1/health", responses={503: {"model": dict[str, Any]}})
+    async def health(response: Response) -> dict[str, Any]:
         """Whether requests are taken."""
         stopping = any(worker.stopping for worker in workers)
         response.status_code = 503 if stopping else 200
-        return Health(
-            status="stopping" if stopping else "ok",
-            busy=any(worker.busy for worker in workers),
-            running=sum(worker.n_running for worker in workers),
-            waiting=sum(worker.n_waiting for worker in workers),
-            parallel=sum(worker.parallel for worker in workers),
-        )
+        return {
+            "status": "stopping" if stopping else "ok",
+            "busy": any(worker.busy for worker in workers),
+            "running": sum(worker.n_running for worker in workers),
+            "waiting": sum(worker.n_waiting for worker in workers),
+            "parallel": sum(worker.parallel for worker in workers),
+        }
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def show_metrics() -> Response:
@@ -398,35 +394,29 @@ def add_models(app: FastAPI, names: ServedNames, entries: Sequence[ModelEntry]) 
         return model_in_form(request, entries[names.find(name)].model_dump())
 
 
+def _entry(name: str, file: str | Path, **facts: object) -> ModelEntry:
+    return ModelEntry(id=name, created=int(Path(file).stat().st_mtime), edgespec=facts)
+
+
 def _text_entry(engine: Engine, service: Service, aliases: list[str], *, takes_tools: bool) -> ModelEntry:
-    return ModelEntry(
-        id=service.name,
-        created=int(engine.target.path.stat().st_mtime),
-        edgespec=ServedModelFacts(
-            aliases=aliases,
-            draft=engine.draft.name if engine.draft else None,
-            drafters=drafters_of(engine),
-            n_ctx=service.n_ctx,
-            kernels=engine.kernels,
-            chat=engine.target.chat_template is not None,
-            tools=takes_tools,
-            energy=engine.meter is not None,
-        ),
+    return _entry(
+        service.name,
+        engine.target.path,
+        aliases=aliases,
+        draft=engine.draft.name if engine.draft else None,
+        drafters=drafters_of(engine),
+        n_ctx=service.n_ctx,
+        kernels=engine.kernels,
+        chat=engine.target.chat_template is not None,
+        tools=takes_tools,
+        energy=engine.meter is not None,
     )
 
 
 def _speech_entry(speech: SpeechService, aliases: list[str]) -> ModelEntry:
-    transcriber = speech.worker.transcriber
-    return ModelEntry(
-        id=speech.name,
-        created=int(Path(transcriber.model.path).stat().st_mtime),
-        edgespec=SpeechModelFacts(
-            aliases=aliases,
-            languages=list(transcriber.tokenizer.languages)
-            if transcriber.tokenizer.is_multilingual
-            else ["en"],
-        ),
-    )
+    model, tokenizer = speech.worker.transcriber.model, speech.worker.transcriber.tokenizer
+    languages = [*tokenizer.languages] if tokenizer.is_multilingual else ["en"]
+    return _entry(speech.name, model.path, speech=True, aliases=aliases, languages=languages)
 
 
 def _add_completions(
@@ -582,18 +572,16 @@ def create_embedding_app(service: EmbeddingService, *, metrics: Metrics | None) 
     )
     model, named = service.worker.embedder.model, service.service
     add_reports(app, [service.worker], metrics)
-    entry = ModelEntry(
-        id=named.name,
-        created=int(model.path.stat().st_mtime),
-        edgespec=EmbeddingModelFacts(
-            aliases=named.names.others(0),
-            embeddings=not model.ranks,
-            rerank=model.ranks,
-            dimensions=None if model.ranks else model.n_outputs,
-            n_ctx=named.n_ctx,
-            pooling=model.pooling,
-            kernels=service.worker.embedder.kernels,
-        ),
+    entry = _entry(
+        named.name,
+        model.path,
+        aliases=named.names.others(0),
+        embeddings=not model.ranks,
+        rerank=model.ranks,
+        dimensions=None if model.ranks else model.n_outputs,
+        n_ctx=named.n_ctx,
+        pooling=model.pooling,
+        kernels=service.worker.embedder.kernels,
     )
 
     add_models(app, named.names, [entry])

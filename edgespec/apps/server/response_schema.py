@@ -277,39 +277,6 @@ class TextCompletion(CompletionBase):
     edgespec: Origins | None = None
 
 
-class ServedModelFacts(BaseModel):
-    """The served pair: its names, its draft, what it can do."""
-
-    aliases: list[str]
-    draft: str | None
-    drafters: list[str]
-    n_ctx: int
-    kernels: str
-    chat: bool
-    tools: bool
-    energy: bool
-
-
-class SpeechModelFacts(BaseModel):
-    """The served Whisper model: its names and languages."""
-
-    speech: Literal[True] = True
-    aliases: list[str]
-    languages: list[str]
-
-
-class EmbeddingModelFacts(BaseModel):
-    """The served embedding or reranking model: its names, and what it makes of a text."""
-
-    aliases: list[str]
-    embeddings: bool
-    rerank: bool
-    dimensions: int | None
-    n_ctx: int
-    pooling: str
-    kernels: str
-
-
 class ModelEntry(BaseModel):
     """A model in the answer of /v1/models."""
 
@@ -317,7 +284,7 @@ class ModelEntry(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "edgespec"
-    edgespec: ServedModelFacts | SpeechModelFacts | EmbeddingModelFacts
+    edgespec: dict[str, Any] = Field(description="What it can do, its other names, and its context.")
 
 
 class ModelList(BaseModel):
@@ -325,16 +292,6 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[ModelEntry]
-
-
-class Health(BaseModel):
-    """The answer of /health."""
-
-    status: Literal["ok", "stopping"]
-    busy: bool
-    running: int = Field(description="Answers being written, recordings being heard.")
-    waiting: int = Field(description="Requests in the queues.")
-    parallel: int = Field(description="Most answers and recordings at once.")
 
 
 class ErrorBody(BaseModel):

@@ -69,6 +69,10 @@ class DraftRecord:
     """Tokens of training, repetitions counted."""
     hours: _Number = 0.0
     """Hours of training."""
+    joules: _Number | None = None
+    """Energy spent making it; None: not measured."""
+    joules_reason: str = ""
+    """Why there are no joules, in one line."""
     acceptance: tuple[_Share, ...] = ()
     """Share of held-out places where its likeliest token is the target's: at position 1, at position 2 given
     that the first was, and so on."""

@@ -9,7 +9,7 @@
     drafts are evaluated         evaluation.py                .../judging/
     the best one is stored       draft_store.py               the models directory: file, name, record
 
-A run may be stopped at any moment; the same request resumes it (py).
+A run may be stopped at any moment; the same request resumes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from importlib.metadata import version
@@ -51,6 +52,7 @@ from edgespec.platform.cpu import read_cpu
 from edgespec.platform.files import replacing, write_atomically
 from edgespec.platform.memory import available_bytes
 from edgespec.platform.messages import MessageFn
+from edgespec.platform.metering import Meter, choose_meter
 from edgespec.platform.state_file import StateFile, parse_struct
 
 if TYPE_CHECKING:
@@ -105,8 +107,8 @@ def make(request: DraftRequest, context: StageContext | None = None) -> MakeResu
     and trained by then stays, and the same request resumes.
     """
     run = MakeRun(request, context or StageContext())
-    with run.store.locked_folder() as drafts_folder:
-        return run.run(drafts_folder)
+    with run.store.locked_folder() as drafts_folder, choose_meter() as meter:
+        return run.run(drafts_folder, meter)
 
 
 class MakeRun:
@@ -151,7 +153,7 @@ class MakeRun:
         head = read_head(check_model_file(path, or_head=True))
         return head is not None and head.target_sha256 == self._sha256
 
-    def run(self, drafts_folder: Path) -> MakeResult | None:
+    def run(self, drafts_folder: Path, meter: Meter) -> MakeResult | None:
         """Run all stages; drafts are made in `drafts_folder`. Raises as `make`, and OSError."""
         request, folder = self._request, self._dataset.folder
         check_disk(drafts_folder, 2 * _HEAD_BYTES * len(request.types), f"drafts for {self._target.name}")
@@ -163,13 +165,14 @@ class MakeRun:
                 return None
             self._state.until = tokens_wanted(request, self._dataset, learns=learns)
         if not self._state.written:
-            self._save()
-            self._write()
+            with self._metered(meter):
+                self._write()
             self._state.written = True
         self._count_sources()
         texts = self._guard_texts() if learns else None
         start = self._start or self._usual_start()
-        trained, files = self.train(self._token_ids(), start, drafts_folder)
+        with self._metered(meter):
+            trained, files = self.train(self._token_ids(), start, drafts_folder)
         new = [Candidate(f"head-{type_}", path) for type_, path in files.items()]
         share, figures = 1.0, None
         if texts and self._installed:
@@ -203,6 +206,21 @@ class MakeRun:
 
     def _save(self) -> None:
         write_atomically(self._dataset.folder / _STATE, msgspec.json.encode(self._state))
+
+    @contextmanager
+    def _metered(self, meter: Meter) -> Iterator[None]:
+        """Count the joules of a stage, one that is stopped too, and save the run before and after it."""
+        self._save()
+        window, state = meter.begin(), self._state
+        try:
+            yield
+        finally:
+            spent = window.end()
+            if spent.joules is None or state.joules is None:
+                state.joules, state.joules_reason = None, state.joules_reason or spent.reason
+            else:
+                state.joules += spent.joules
+            self._save()
 
     # ---- texts ----
 
@@ -382,6 +400,8 @@ class MakeRun:
             data=made.texts,
             tokens_seen=made.trained.n_tokens,
             hours=made.trained.elapsed_s / 3600,
+            joules=self._state.joules,
+            joules_reason=self._state.joules_reason,
             gains=best.gains,
             **asdict(timing),
             processor=read_cpu().model,
@@ -439,6 +459,9 @@ class RunState:
     """The draft that was stored; None: none yet, or none was better."""
     sources: dict[str, int] = field(default_factory=dict)
     """Source -> tokens that this run, and those before it, learnt from."""
+    joules: float | None = 0.0
+    """Spent on it; None: not measured."""
+    joules_reason: str = ""
     learnt: str = ""
     """SHA-256 of the last head that passed the guard: FIRST_HEAD is what its learning began with."""
 

@@ -74,6 +74,7 @@ def test_a_draft_is_made_judged_and_used(request_, tiny_path, tmp_path, jobs):
     assert record.data.keys() == {"prompt:built-in"}
     assert record.data["prompt:built-in"] >= 300
     assert (record.tokens_seen, record.hours) == (1000, 0.1)
+    assert (record.joules is None) == bool(record.joules_reason)
     assert len(record.acceptance) == 4
     assert record.gains == judged.gains
     assert read_head(read_header(made.path)).target_sha256 == hash_file(tiny_path)

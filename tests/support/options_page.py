@@ -55,7 +55,7 @@ def page() -> str:
         INTRODUCTION
         + table(heads, rows)
         + FIELDS_HEADING
-        + table(["Field", ""], [[code(name), advice] for name, advice in (REFUSED | REFUSED_VECTORS).items()])
+        + f"{', '.join(map(code, (*REFUSED, *REFUSED_VECTORS)))}.\n"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import queue
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -17,13 +18,7 @@ from starlette.routing import Route
 
 from browser import Visit
 from edgespec.apps.server.page import add_page
-from edgespec.apps.server.response_schema import (
-    ChatChunk,
-    ChatChunkChoice,
-    FinishReason,
-    MessageDelta,
-    Origins,
-)
+from edgespec.apps.server.response_schema import FinishReason
 from edgespec.decoding.records import Origin, PromptProgress
 
 
@@ -33,17 +28,15 @@ class ScriptedChat:
     url = ""
 
     def __init__(self) -> None:
-        self._said: queue.SimpleQueue[
-            tuple[str, Origin] | MessageDelta | FinishReason | PromptProgress | int
-        ] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[dict[str, Any] | PromptProgress | int] = queue.SimpleQueue()
 
     def say(self, text: str, origin: Origin = "target") -> None:
         """Send `text` in a chunk of its own."""
-        self._said.put((text, origin))
+        self._chunk({"content": text}, edgespec={"origins": [(len(text), origin)], "n_tokens": 1})
 
     def think(self, text: str) -> None:
         """Send `text` as a thought."""
-        self._said.put(MessageDelta(reasoning_content=text))
+        self._chunk({"reasoning_content": text})
 
     def wait(self, place: int) -> None:
         """Say that the request waits at this place of the queue, or begins: 0."""
@@ -55,7 +48,10 @@ class ScriptedChat:
 
     def end(self, reason: FinishReason = "stop") -> None:
         """End the answer."""
-        self._said.put(reason)
+        self._chunk({}, finish_reason=reason)
+
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> None:
+        self._said.put({"choices": [{"delta": delta, "finish_reason": finish_reason}], **more})
 
     def answer(self, text: str, size: int = 7) -> None:
         """Say `text` in chunks of `size` characters, and end."""
@@ -88,7 +84,6 @@ class ScriptedChat:
         return StreamingResponse(self._events(), media_type="text/event-stream")
 
     async def _events(self) -> AsyncIterator[str]:
-        head: dict[str, Any] = {"id": "x", "created": 0, "model": "scripted", "system_fingerprint": "fp"}
         while True:
             try:
                 said = self._said.get_nowait()
@@ -97,27 +92,13 @@ class ScriptedChat:
                 continue
             if isinstance(said, int):
                 yield f": queue {said}\n\n"
-                continue
-            if isinstance(said, PromptProgress):
+            elif isinstance(said, PromptProgress):
                 yield f": reading {said.n_read} of {said.n_tokens} tokens\n\n"
-                continue
-            if isinstance(said, str):
-                yield _event(
-                    ChatChunk(**head, choices=[ChatChunkChoice(delta=MessageDelta(), finish_reason=said)])
-                )
-                yield "data: [DONE]\n\n"
-                return
-            if isinstance(said, MessageDelta):
-                yield _event(ChatChunk(**head, choices=[ChatChunkChoice(delta=said)]))
-                continue
-            text, origin = said
-            chunk = ChatChunk(**head, choices=[ChatChunkChoice(delta=MessageDelta(content=text))])
-            chunk.edgespec = Origins(origins=[(len(text), origin)], n_tokens=1)
-            yield _event(chunk)
-
-
-def _event(chunk: ChatChunk) -> str:
-    return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
+            else:
+                yield f"data: {json.dumps(said)}\n\n"
+                if said["choices"][0]["finish_reason"]:
+                    yield "data: [DONE]\n\n"
+                    return
 
 
 @contextlib.contextmanager

@@ -118,7 +118,7 @@ class AnswerText:
         return taken
 
     def origins(self, start: int, end: int) -> dict[str, Any]:
-        """Return where the characters from `start` to `end` come from, as `Origins` has it."""
+        """Return where the characters from `start` to `end` come from: runs of characters, and tokens."""
         runs = groupby(self._origins[start:end])
         return {
             "origins": [(sum(1 for _ in run), origin) for origin, run in runs],

@@ -86,6 +86,7 @@ from edgespec.engine.capacity import fitting_ctx, room_without_limit
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.weights import Model
+from edgespec.platform import plugins
 from edgespec.platform.messages import MessageFn
 
 # ---- tokens ----
@@ -275,22 +276,23 @@ def add_props(app: FastAPI, engine: Engine, worker: Worker, service: Service) ->
 # ---- infill ----
 
 
-def add_infill(
-    app: FastAPI, target: Model, service: Service, reader: RequestReader, answerer: Answerer
-) -> None:
+def add_infill(app: FastAPI, reader: RequestReader, answerer: Answerer) -> None:
     """Add POST /infill to `app`: text for a gap between two others."""
     answerer.serve(
         app,
         "/infill",
         InfillRequest,
         reader.infill,
-        lambda body, request: InfillWriter(body, request, target, service.name),
+        lambda body, request: InfillWriter(body, request, reader.model, reader.service.name),
         response_model=dict[str, Any],
         responses=STREAMED,
     )
 
 
 # ---- the application ----
+
+DIALECTS = "edgespec.dialects"
+"""The entry points that add other APIs: docs/write-a-dialect.md."""
 
 
 def _log(line: str) -> None:
@@ -324,13 +326,15 @@ def create_app(
     entries = [_text_entry(engine, service, names.others(0), takes_tools=reader.takes_tools)]
     add_models(app, names, [*entries, *([_speech_entry(speech, names.others(1))] if speech else [])])
     _add_completions(app, engine, service, reader, answerer)
-    add_responses(app, engine, service, reader, answerer, is_routed=is_routed)
+    add_responses(app, reader, answerer, is_routed=is_routed)
     add_run(app, engine, answerer)
-    add_ollama(app, engine, service, reader, answerer, log=log)
-    add_messages(app, engine.target, service, reader, answerer, log=log)
-    add_infill(app, engine.target, service, reader, answerer)
+    add_ollama(app, engine, reader, answerer, log=log)
+    add_messages(app, reader, answerer, log=log)
+    add_infill(app, reader, answerer)
     add_tokenizer(app, engine.target, service)
     add_props(app, engine, worker, service)
+    for name in plugins.offered(DIALECTS):
+        plugins.load(DIALECTS, name)(app, reader, answerer)
     refuse_routes(app, VECTOR_ROUTES, NO_VECTORS)
     if speech:
         add_audio(app, speech, log)
@@ -423,6 +427,10 @@ def _add_completions(
     app: FastAPI, engine: Engine, service: Service, reader: RequestReader, answerer: Answerer
 ) -> None:
     served = engine.target, service.name, service.fingerprint(engine)
+
+    def text(body: CompletionRequest, request: PreparedRequest) -> CompletionWriter:
+        return CompletionWriter(body, request, *served)
+
     answerer.serve(
         app,
         "/v1/chat/completions",
@@ -437,7 +445,7 @@ def _add_completions(
         "/v1/completions",
         CompletionRequest,
         reader.choices,
-        lambda body, request: CompletionWriter(body, request, *served),
+        text,
         response_model=TextCompletion,
         responses=STREAMED,
     )

@@ -270,8 +270,16 @@ def validation_error(errors: Sequence[Mapping[str, Any]], body: object = None) -
     # Of a field that takes several kinds of values, the kind that fits best is meant.
     top = placed[0][0][:1]
     placed = [(place, error) for place, error in placed if place[:1] == top]
-    place, error = max(placed, key=lambda found: len(found[0]))
-    problem = str(error["msg"]).removeprefix("Value error, ") if ours else _in_words(error)
+    place = max((place for place, _ in placed), key=len)
+    found = [error for one, error in placed if one == place]
+    error = next((one for one in found if not one["type"].endswith("_type")), found[0])
+    if ours:
+        problem = str(error["msg"]).removeprefix("Value error, ")
+    elif error["type"].endswith("_type"):  # of the wrong kind: any that is allowed is told
+        kinds = dict.fromkeys(_in_words(one).removeprefix("must be ") for one in found)
+        problem = f"must be {' or '.join(kinds)}"
+    else:
+        problem = _in_words(error)
     if error["type"] == "union_tag_invalid":
         place = (*place, error["ctx"]["discriminator"].strip("'"))
     if not place:
@@ -334,24 +342,16 @@ _FIELDS = {
 # ---- mistakes in a request ----
 
 _WORDS = {
-    "string_type": "must be a string",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "finite_number": "must be a number",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-    "list_type": "must be a list",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "model_attributes_type": "must be an object",
     "none_required": "is not supported here: leave it out",
     "missing": "is missing",
     "string_too_short": "must not be empty",
     "too_short": "must not be empty",
     "union_tag_not_found": 'must have a "{discriminator}"',
+    **dict.fromkeys(("int_type", "int_from_float", "int_parsing"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be an object"),
+    **{"string_type": "must be a string", "list_type": "must be a list"},
 }
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _JSON = {"True": "true", "False": "false", "None": "null"}

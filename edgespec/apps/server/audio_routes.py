@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, FastAPI, Form, Request, Response, UploadFile
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.api_errors import ApiError
@@ -105,66 +106,6 @@ class TranscriptionForm(AudioForm):
     chunking_strategy: Annotated[str | None, _must_be_empty("the whole recording is heard")] = None
 
 
-class AudioUsage(BaseModel):
-    """Length of a recording, by which a transcription is counted."""
-
-    type: Literal["duration"] = "duration"
-    seconds: float
-
-
-class TranscriptionText(BaseModel):
-    """The answer in the form json."""
-
-    text: str
-    usage: AudioUsage
-
-
-class TimedWord(BaseModel):
-    """A word of a verbose answer, and when it was spoken, in seconds."""
-
-    word: str
-    start: float
-    end: float
-
-
-class VerboseTranscription(BaseModel):
-    """The answer in the form verbose_json."""
-
-    task: Literal["transcribe", "translate"]
-    language: str = Field(description="English name of the language that was spoken.")
-    duration: float
-    text: str
-    segments: list[dict[str, Any]] | None = None
-    words: list[TimedWord] | None = None
-    usage: AudioUsage
-    edgespec: dict[str, Any] = Field(description="Ours: times, tokens, drafting, energy, doubts.")
-
-
-class TranscriptDelta(BaseModel):
-    """An event of a stream: more text."""
-
-    type: Literal["transcript.text.delta"] = "transcript.text.delta"
-    delta: str
-
-
-class TokenUsage(BaseModel):
-    """Tokens of a text, at the end of a stream; sound has none here."""
-
-    type: Literal["tokens"] = "tokens"
-    input_tokens: int = 0
-    output_tokens: int
-    total_tokens: int
-
-
-class TranscriptDone(BaseModel):
-    """The last event of a stream: the whole text."""
-
-    type: Literal["transcript.text.done"] = "transcript.text.done"
-    text: str
-    usage: TokenUsage
-    edgespec: dict[str, Any] = Field(description="Ours: times, tokens, drafting, energy, doubts.")
-
-
 _FIELDS = {
     "language": "language",
     "temperatures": "temperature",
@@ -196,7 +137,7 @@ def add_audio(app: FastAPI, service: SpeechService, log: MessageFn) -> None:
     router = APIRouter(route_class=route_class(log, form=True))
     audio = _AudioAnswerer(service, log)
 
-    @router.post("/v1/audio/transcriptions", response_model=TranscriptionText | VerboseTranscription)
+    @router.post("/v1/audio/transcriptions", response_model=dict[str, Any])
     async def transcribe(request: Request, form: Annotated[TranscriptionForm, _FORM]) -> Response:
         if form.stream and form.response_format not in ("json", "text"):
             raise ApiError(400, "only with the response_format json", field="stream")
@@ -207,7 +148,7 @@ def add_audio(app: FastAPI, service: SpeechService, log: MessageFn) -> None:
         options = audio.options(form, form.language, words="word" in granularities)
         return await audio.answer(request, form, options, streams=form.stream, granularities=granularities)
 
-    @router.post("/v1/audio/translations", response_model=TranscriptionText | VerboseTranscription)
+    @router.post("/v1/audio/translations", response_model=dict[str, Any])
     async def translate(request: Request, form: Annotated[TranslationForm, _FORM]) -> Response:
         if not service.worker.transcriber.tokenizer.is_multilingual:
             raise ApiError(400, f"{service.name} knows English alone and does not translate", param="model")
@@ -294,7 +235,7 @@ async def _refuse_repeated(request: Request) -> None:
             raise ApiError(400, f"is there {n} times; send one in each request", field=name[:80])
 
 
-class AudioWriter(AnswerWriter[Segment, Transcript, TranscriptDelta | TranscriptDone]):
+class AudioWriter(AnswerWriter[Segment, Transcript, dict[str, Any]]):
     """Writes what was heard in OpenAI's forms; in a stream, the text of each segment as it comes."""
 
     def __init__(
@@ -308,51 +249,53 @@ class AudioWriter(AnswerWriter[Segment, Transcript, TranscriptDelta | Transcript
         self._on_message = on_message
         self.whole_type = MEDIA_TYPES.get(form, AnswerWriter.whole_type)
 
-    def parts(self, _index: int, made: Sequence[Segment], /) -> Iterator[TranscriptDelta]:
+    def parts(self, _index: int, made: Sequence[Segment], /) -> Iterator[dict[str, Any]]:
         """Yield the text of each segment that was heard."""
         for segment in made:
-            yield TranscriptDelta(delta=segment.text)
+            yield {"type": "transcript.text.delta", "delta": segment.text}
 
-    def last_parts(self, _index: int, end: Transcript, /) -> Iterator[TranscriptDone]:
+    def last_parts(self, _index: int, end: Transcript, /) -> Iterator[dict[str, Any]]:
         """Yield the whole text."""
         n = end.stats.n_tokens
-        usage = TokenUsage(output_tokens=n, total_tokens=n)
-        yield TranscriptDone(text=end.text, usage=usage, edgespec=stats_object(end))
+        usage = {"type": "tokens", "input_tokens": 0, "output_tokens": n, "total_tokens": n}
+        told = {"type": "transcript.text.done", "text": end.text, "usage": usage}
+        yield {**told, "edgespec": stats_object(end)}
 
-    def encode(self, part: TranscriptDelta | TranscriptDone, /) -> str:
+    def encode(self, part: dict[str, Any], /) -> str:
         """Return an event."""
-        return f"data: {part.model_dump_json()}\n\n"
+        return f"data: {msgspec.json.encode(part).decode()}\n\n"
 
     def whole(self, ends: Sequence[Transcript]) -> str:
         """Return the whole answer to a request that does not stream, in the format it asked for."""
         (transcript,) = ends
         for line in remarks(transcript):
             self._on_message(f"file: {line}")
-        usage = AudioUsage(seconds=round(transcript.stats.audio_s, 2))
-        if self._form == "json":
-            return TranscriptionText(text=transcript.text, usage=usage).model_dump_json()
         if self._form == "text":
             return f"{transcript.text}\n"
-        if self._form != "verbose_json":
+        duration = round(transcript.stats.audio_s, 2)
+        answer: dict[str, Any] = {"text": transcript.text, "usage": {"type": "duration", "seconds": duration}}
+        if self._form == "verbose_json":
+            answer |= self._verbose(transcript) | {"duration": duration}
+        elif self._form != "json":
             return write_transcript(transcript, self._form)
-        words = [
-            TimedWord(word=word.text.strip(), start=round(word.start_s, 2), end=round(word.end_s, 2))
-            for segment in transcript.segments
-            for word in segment.words
-        ]
-        answer = VerboseTranscription(
-            task=self._task,
-            language=LANGUAGES.get(transcript.language, transcript.language),
-            duration=usage.seconds,
-            text=transcript.text,
-            segments=[as_object(segment, words=False) for segment in transcript.segments]
-            if "segment" in self._granularities
-            else None,
-            words=words if "word" in self._granularities else None,
-            usage=usage,
-            edgespec=stats_object(transcript),
-        )
-        return answer.model_dump_json(exclude_none=True)
+        return msgspec.json.encode(answer).decode()
+
+    def _verbose(self, transcript: Transcript) -> dict[str, Any]:
+        """Return the fields that only the form verbose_json has."""
+        told: dict[str, Any] = {
+            "task": self._task,
+            "language": LANGUAGES.get(transcript.language, transcript.language),
+        }
+        told |= {"edgespec": stats_object(transcript)}
+        if "segment" in self._granularities:
+            told["segments"] = [as_object(segment, words=False) for segment in transcript.segments]
+        if "word" in self._granularities:
+            told["words"] = [
+                {"word": word.text.strip(), "start": round(word.start_s, 2), "end": round(word.end_s, 2)}
+                for segment in transcript.segments
+                for word in segment.words
+            ]
+        return told
 
     def idle(self, *, is_waiting: bool) -> str:
         """Return a comment, as `queued` does: clients skip it."""

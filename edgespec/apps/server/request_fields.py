@@ -14,13 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
     WithJsonSchema,
-    WrapValidator,
     create_model,
     model_validator,
 )
@@ -31,41 +27,18 @@ from edgespec.decoding.sampling import SAMPLING, SamplingParams
 # ---- fields of other servers ----
 
 
-def _table(*rows: tuple[str, str]) -> dict[str, str]:
-    return {name: advice for names, advice in rows for name in names.split()}
-
-
-REFUSED = _table(
-    ("functions", "use tools of /v1/chat/completions"),
-    ("function_call", "use tool_choice of /v1/chat/completions"),
-    ("guided_json guided_choice guided_regex guided_grammar", "use structured_outputs"),
-    ("regex ebnf structural_tag", "use structured_outputs"),
-    ("format json_object", "use response_format, or json_schema"),
-    ("min_tokens min_new_tokens", "use ignore_eos with max_tokens for an answer of a fixed length"),
-    ("max_new_tokens max_output_tokens max_tokens_to_sample", "use max_tokens"),
-    ("truncate_prompt_tokens", "send a shorter prompt"),
-    ("include_stop_str_in_output", "stop strings are not part of the answer"),
-    ("allowed_token_ids bad_words", "use logit_bias"),
-    ("mirostat", "use top_p, min_p or typical_p"),
-    ("samplers", "their order is llama.cpp's default"),
-    ("use_beam_search", "there is no beam search"),
-    ("random_seed", "use seed"),
-    ("options", "send its parts as fields of their own"),
-    ("enable_thinking reasoning think thinking", "use reasoning_effort of /v1/chat/completions"),
-    ("chat_template", "start the server with it"),
-    ("documents", "put them into a message"),
-    ("image_data", "this server reads text"),
-    ("lora", "start the server with a model that has the adapter in it"),
+REFUSED = (
+    *("functions", "function_call", "regex", "ebnf", "structural_tag", "format", "json_object"),
+    *("guided_json", "guided_choice", "guided_regex", "guided_grammar", "min_tokens", "min_new_tokens"),
+    *("max_new_tokens", "max_output_tokens", "max_tokens_to_sample", "truncate_prompt_tokens"),
+    *("include_stop_str_in_output", "allowed_token_ids", "bad_words", "mirostat", "samplers"),
+    *("use_beam_search", "random_seed", "options", "enable_thinking", "reasoning", "think", "thinking"),
+    *("chat_template", "documents", "image_data", "lora"),
 )
-"""Fields of other servers that would change the text, each with what to do instead."""
+"""Fields of other servers that would change the text."""
 
-REFUSED_VECTORS = _table(
-    (
-        "input_type instruction prompt_name task",
-        "write it into the text, as the model was trained",
-    ),
-    ("output_dimension truncate_dim", "use dimensions of /v1/embeddings"),
-    ("pooling", "the server's --pooling decides"),
+REFUSED_VECTORS = (
+    *("input_type", "instruction", "prompt_name", "task", "output_dimension", "truncate_dim", "pooling"),
 )
 """Fields of other servers that would change vectors or scores."""
 
@@ -103,33 +76,6 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]+$")]
 """The name of a tool, of any length: clients join it of those of a server and its tool."""
 
 
-def only(line: str) -> WrapValidator:
-    """Say "must be `line`" of a value of the wrong kind; what is told of a part of it stays."""
-
-    def check(value: Any, read: ValidatorFunctionWrapHandler) -> Any:  # noqa: ANN401 - whatever was sent
-        try:
-            return read(value)
-        except ValidationError as error:
-            if {one["type"] for one in error.errors()} & {"value_error", "missing"}:
-                raise
-            raise ValueError(f"must be {line}") from None
-
-    return WrapValidator(check)
-
-
-def in_form(form: str, needed: str, *foreign: str) -> BeforeValidator:
-    """Say which `form` an object has here if it lacks a field, or has one of another API's form."""
-
-    def check(value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
-        if isinstance(value, dict):
-            given = {name for name, part in value.items() if part is not None}
-            if needed not in given or given & {*foreign}:
-                raise ValueError(f"must have the form {form} here")
-        return value
-
-    return BeforeValidator(check)
-
-
 def check_needed(given: Mapping[str, Any], needed: Mapping[str, Iterable[str]], what: str) -> None:
     """Raise ValueError if a part of a request lacks a field that its type needs; `what` it is called."""
     for name in needed.get(str(given.get("type")), ()):
@@ -151,14 +97,17 @@ class RequestPart(BaseModel):
         return self
 
 
-def _refused(advice: str) -> Any:  # noqa: ANN401 - a type for pydantic
-    def check(value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
-        if value:
-            raise ValueError(f"is not supported here: {advice}")
-        return value
+def _check_off(value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+    if value:
+        raise ValueError("is not supported here: leave it out")
+    return value
 
-    kind = Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": [None, False, 0, "", [], {}]})]
-    return kind, Field(None, description=f"Off: {advice}.")
+
+_OFF: Any = (
+    Annotated[Any, AfterValidator(_check_off), WithJsonSchema({"enum": [None, False, 0, "", [], {}]})],
+    None,
+)
+"""A field that may only be off, for pydantic."""
 
 
 def _sampling(option: Option, default: object) -> Any:  # noqa: ANN401 - a type for pydantic
@@ -185,7 +134,7 @@ else:
         "VectorFields",
         __base__=RequestPart,
         __doc__="Fields of other servers that would change vectors or scores.",
-        **{name: _refused(advice) for name, advice in REFUSED_VECTORS.items()},
+        **dict.fromkeys(REFUSED_VECTORS, _OFF),
     )
     OtherFields = create_model(
         "OtherFields",
@@ -196,7 +145,7 @@ else:
             for name, option in SAMPLING.items()
             if name != "logit_bias"
         },
-        **{name: _refused(advice) for name, advice in REFUSED.items()},
+        **dict.fromkeys(REFUSED, _OFF),
     )
 
 

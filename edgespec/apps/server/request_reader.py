@@ -148,8 +148,7 @@ class RequestReader:
 
     def __init__(self, model: Model, service: Service) -> None:
         """Read requests to `model`. Grammars are kept, since conversations send theirs again."""
-        self._model = model
-        self._service = service
+        self.model, self.service = model, service
         self._grammars = Grammars(model)
         self._prompts = ChatPrompts(model, service.name)
         self._call_grammars = CallGrammars(model)
@@ -166,7 +165,7 @@ class RequestReader:
         """Return the tokens of a conversation's prompt, however many they are."""
         request = self._asked(request)
         prompt = self._prompts.write(request, self._tools(request), self._thinking(request))
-        return self._model.tokenize_rendered(prompt.text)
+        return self.model.tokenize_rendered(prompt.text)
 
     def chat(self, request: ChatRequest) -> PreparedText:
         """Return the prompt's tokens and the options of a chat completion. Raises ApiError."""
@@ -178,14 +177,14 @@ class RequestReader:
         wanted = self._grammars.of(constraint) if constraint else None
         prompt = self._prompts.write(request, tools, self._thinking(request))
         grammar = self._call_grammars.of(request, prompt.answer, wanted)
-        tokens = self._model.tokenize_rendered(prompt.text)
-        n_predict = _n_predict(requested_tokens(request), len(tokens), self._service, "messages")
-        options = engine_options(request, self._model, n_predict)
+        tokens = self.model.tokenize_rendered(prompt.text)
+        n_predict = _n_predict(requested_tokens(request), len(tokens), self.service, "messages")
+        options = engine_options(request, self.model, n_predict)
         options = replace(options, reasoning_budget=prompt.reasoning_budget)
         if grammar:
             options = _constrained(options, grammar, request)
         elif tools and request.parallel_tool_calls is False:
-            options = replace(options, until=first_call(prompt.answer, self._model))
+            options = replace(options, until=first_call(prompt.answer, self.model))
         if request.logprobs:
             options = replace(options, n_logprobs=request.top_logprobs or 0)
         forced = bool(tools) and request.tool_choice not in (None, "auto")
@@ -195,7 +194,7 @@ class RequestReader:
     def _thinking(self, request: ChatRequest) -> Thinking:
         budget = requested_thoughts(request)
         if budget is None and request.reasoning_effort is None:
-            budget = self._service.reasoning_budget
+            budget = self.service.reasoning_budget
         return Thinking(request.reasoning_effort, budget)
 
     def choices(self, request: ChatRequest | CompletionRequest) -> PreparedRequest:
@@ -203,7 +202,7 @@ class RequestReader:
         sent: dict[str, Any] = {"streams": bool(request.stream), "user": request.user}
         if isinstance(request, ChatRequest):
             return PreparedRequest(_choices(self.chat(request), request.n or 1), **sent)
-        self._service.names.find(request.model)
+        self.service.names.find(request.model)
         n, best_of = request.n or 1, request.best_of or request.n or 1
         if best_of < n:
             raise ApiError(400, f"must be at least n, {n}", field="best_of")
@@ -227,8 +226,8 @@ class RequestReader:
         tokens = (
             self._around(request, prompt, asked) if request.suffix else self._prompt_tokens(request, prompt)
         )
-        n_predict = _n_predict(asked, len(tokens), self._service, "prompt")
-        options = engine_options(request, self._model, n_predict or None)
+        n_predict = _n_predict(asked, len(tokens), self.service, "prompt")
+        options = engine_options(request, self.model, n_predict or None)
         if grammar:
             options = _constrained(options, grammar, request)
         if request.logprobs is not None:
@@ -245,15 +244,15 @@ class RequestReader:
 
     def _around(self, request: CompletionRequest, prompt: object, asked: int | None) -> list[int]:
         """Return the prompt for a text between `prompt` and the suffix of `request`."""
-        fim = fim_of(self._model, "suffix")
+        fim = fim_of(self.model, "suffix")
         if request.echo:
             raise ApiError(400, "contradicts suffix: leave one out", field="echo")
         if request.parse_special:
             raise ApiError(400, "a prompt with a suffix is text: leave it out", field="parse_special")
         if not isinstance(prompt, str):
             raise ApiError(400, "must be text where there is a suffix", field="prompt")
-        room = self._service.n_ctx - (asked or 0) - 1
-        filled = make_fim_prompt(self._model, fim, FimGap(prompt, request.suffix or ""), max(room, 0))
+        room = self.service.n_ctx - (asked or 0) - 1
+        filled = make_fim_prompt(self.model, fim, FimGap(prompt, request.suffix or ""), max(room, 0))
         if filled.is_cut:
             line = "prompt and suffix do not fit in the context: shorten them"
             raise ApiError(400, line, param="prompt", code="context_length_exceeded")
@@ -261,8 +260,8 @@ class RequestReader:
 
     def infill(self, request: InfillRequest) -> PreparedRequest:
         """Prepare the text for a gap between two others."""
-        self._service.names.find(request.model)
-        fim = fim_of(self._model, "input_suffix")
+        self.service.names.find(request.model)
+        fim = fim_of(self.model, "input_suffix")
         constraint = constraint_of(request)
         asked = requested_tokens(request)
         gap = FimGap(
@@ -270,11 +269,11 @@ class RequestReader:
             request.input_suffix,
             [(file.filename, file.text) for file in request.input_extra or ()],
         )
-        n_ctx = min(self._service.n_ctx, (self._service.max_prompt or self._service.n_ctx) + 1)
+        n_ctx = min(self.service.n_ctx, (self.service.max_prompt or self.service.n_ctx) + 1)
         n_written = min(asked or _LEAST_GAP, n_ctx // 2)
-        filled = make_fim_prompt(self._model, fim, gap, n_ctx - n_written)
-        n_predict = _n_predict(asked, len(filled.tokens), self._service, "input_prefix")
-        options = engine_options(request, self._model, 1 if n_predict == 0 else n_predict)
+        filled = make_fim_prompt(self.model, fim, gap, n_ctx - n_written)
+        n_predict = _n_predict(asked, len(filled.tokens), self.service, "input_prefix")
+        options = engine_options(request, self.model, 1 if n_predict == 0 else n_predict)
         if constraint:
             options = _constrained(options, self._grammars.of(constraint), request)
         if request.t_max_predict_ms:
@@ -283,23 +282,23 @@ class RequestReader:
         return PreparedRequest((text,), streams=bool(request.stream), user=request.user)
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        return b"".join(self._model.piece(token, special=True) for token in tokens).decode(errors="replace")
+        return b"".join(self.model.piece(token, special=True) for token in tokens).decode(errors="replace")
 
     def _prompt_tokens(self, request: CompletionRequest, prompt: object) -> list[int]:
         if isinstance(prompt, str):
             special = request.parse_special is not False
-            return self._model.tokenize(prompt, add_special=True, parse_special=special)
+            return self.model.tokenize(prompt, add_special=True, parse_special=special)
         tokens = [token for token in prompt if isinstance(token, int)] if isinstance(prompt, list) else []
-        check_tokens(tokens, self._model, "prompt")
+        check_tokens(tokens, self.model, "prompt")
         return tokens
 
     # ---- tools and grammars ----
 
     def _asked(self, request: ChatRequest) -> ChatRequest:
         """Return `request` with the tools that it allows. Raises ApiError if no answer can be asked for."""
-        self._service.names.find(request.model)
-        if self._model.chat_template is None:
-            line = f"{self._service.name} has no chat template: use /v1/completions, or an instruct model"
+        self.service.names.find(request.model)
+        if self.model.chat_template is None:
+            line = f"{self.service.name} has no chat template: use /v1/completions, or an instruct model"
             raise ApiError(400, line, param="model")
         return _with_allowed_tools(request)
 
@@ -320,7 +319,7 @@ class RequestReader:
         if choice == "none":
             return []
         if tools and not self.takes_tools:
-            line = f"the chat template of {self._service.name} knows no tools: leave them out"
+            line = f"the chat template of {self.service.name} knows no tools: leave them out"
             raise ApiError(400, line, param="tools")
         return tools
 

@@ -18,8 +18,6 @@ from edgespec.apps.server.request_fields import (
     OtherFields,
     RequestPart,
     ToolName,
-    in_form,
-    only,
 )
 from edgespec.decoding.choices import DrafterName
 from edgespec.decoding.option_table import GENERATION, LARGEST_INT, MAX_GAMMA, MAX_LOGPROBS
@@ -175,10 +173,7 @@ class TextPart(RequestPart):
         return data
 
 
-Content = Annotated[
-    str | Annotated[list[TextPart], Field(min_length=1)],
-    only('text, or a list of parts {"type": "text", "text": ...} that is not empty'),
-]
+Content = str | Annotated[list[TextPart], Field(min_length=1)]
 
 
 class NamedMessage(RequestPart):
@@ -396,25 +391,20 @@ class GenerationRequest(ConstraintFields, OtherFields):
         None, description="vLLM's: tokens that end the text and are no part of it."
     )
     ignore_eos: bool | None = Field(None, description="The model may not end the text: max_tokens does.")
-    logit_bias: Annotated[
-        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None,
-        only("an object of token ids as strings, each with a number from -100 to 100"),
-    ] = None
+    logit_bias: (
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
+    ) = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64, description=GENERATION["seed"].help)
-    stop: Annotated[
+    stop: (
         Annotated[str, Field(min_length=1)]
         | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
-        | None,
-        only("a string or a list of up to 16 strings, none of them empty"),
-    ] = None
+        | None
+    ) = None
     user: str | None = Field(
         None, description="Who waits in the queue; by default the API key, or the address."
     )
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers to each prompt.")
     speculative: SpeculativeOptions | None = None
-
-
-_NAMED = '{"type": "function", "function": {"name": ...}}'
 
 
 class ChatRequest(GenerationRequest):
@@ -425,23 +415,8 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | Literal[0] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
-    tools: (
-        list[
-            Annotated[
-                Tool,
-                in_form('{"type": "function", "function": {"name": ..., "parameters": ...}}', "function"),
-            ]
-        ]
-        | None
-    ) = None
-    tool_choice: Annotated[
-        Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice | None,
-        in_form(_NAMED, "type", "name"),
-        only(
-            f'"none", "auto", "required", or {_NAMED}, or '
-            '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
-        ),
-    ] = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description='More variables of the chat template, such as {"enable_thinking": false}.'
@@ -467,15 +442,14 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """The body of POST /v1/completions. Its `max_tokens` is 16 where none is given, as OpenAI's."""
 
-    prompt: Annotated[
+    prompt: (
         Annotated[str, Field(min_length=1)]
         | Annotated[list[int], Field(min_length=1)]
         | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
         | Annotated[
             list[Annotated[list[int], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)
-        ],
-        only("text, a list of token ids, or a list of such prompts, none of them empty"),
-    ] = Field(description="Text or token ids, or a list of such prompts.")
+        ]
+    ) = Field(description="Text or token ids, or a list of such prompts.")
     max_tokens: TokenLimit = Field(
         None, description="Cut to what fits in the context, as -1 is; 0 only with echo: the prompt alone."
     )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from edgespec.decoding.records import Origin, Result
+from edgespec.decoding.records import Result
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 """The end of the text or a stop string; max_tokens or the context reached; calls to be made."""
@@ -199,57 +199,6 @@ class ChatCompletion(CompletionBase):
     usage: Usage
 
 
-class FunctionDelta(BaseModel):
-    """A part of a call: the name first, then the arguments."""
-
-    name: str | None = None
-    arguments: str
-
-
-class ToolCallDelta(BaseModel):
-    """A part of the call number `index`."""
-
-    index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
-    function: FunctionDelta
-
-
-class MessageDelta(BaseModel):
-    """The part of a message that a chunk adds."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[ToolCallDelta] | None = None
-
-
-class ChatChunkChoice(BaseModel):
-    """The next part of one of the answers in a stream."""
-
-    index: int = 0
-    delta: MessageDelta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
-
-
-class Origins(BaseModel):
-    """Where the text of a chunk comes from: characters and their origin, in order."""
-
-    origins: list[tuple[int, Origin]]
-    n_tokens: int
-    """Tokens whose text begins in the chunk."""
-
-
-class ChatChunk(CompletionBase):
-    """A `data:` line of a streamed chat completion."""
-
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None
-    edgespec: Origins | None = None
-
-
 class TextLogprobs(BaseModel):
     """Logprobs as in ChatLogprobs, in the form of the older API; null for a prompt's first token."""
 
@@ -260,7 +209,7 @@ class TextLogprobs(BaseModel):
 
 
 class TextChoice(BaseModel):
-    """A text, or its next part."""
+    """A text."""
 
     index: int = 0
     text: str
@@ -269,12 +218,11 @@ class TextChoice(BaseModel):
 
 
 class TextCompletion(CompletionBase):
-    """The answer of /v1/completions, and a `data:` line of a streamed one."""
+    """The answer of /v1/completions."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[TextChoice]
     usage: Usage | None = None
-    edgespec: Origins | None = None
 
 
 class ModelEntry(BaseModel):

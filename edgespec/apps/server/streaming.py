@@ -13,13 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fastapi import APIRouter, FastAPI
-from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError, ErrorForm, engine_error, form_of
+from edgespec.apps.server.api_errors import CLIENT_GONE, FORMS, ApiError, ErrorForm, engine_error, form_of
 from edgespec.apps.server.request_worker import End, Item, Part, QueuePlace, Start
 from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.platform.messages import MessageFn
@@ -39,7 +38,7 @@ _SETTLE_S = 0.1
 Made = TypeVar("Made")
 """A part of an answer, as its writer makes it."""
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body")
 """The body of a request of some API."""
 
 
@@ -366,16 +365,20 @@ class Answerer:
         self,
         router: FastAPI | APIRouter,
         path: str,
-        kind: type[Body],
+        kind: Any,  # noqa: ANN401 - an annotation
         read: Callable[[Body], PreparedRequest | Response],
         writer: Callable[[Body, PreparedRequest], AnswerWriter[Token, Result, Any]],
+        errors: ErrorForm | None = None,
         **described: Any,  # noqa: ANN401 - what FastAPI is told of a route
     ) -> None:
-        """Add an API's route to `router`: a POST with a body of this `kind`.
+        """Add an API's route to `router`: a POST with a body of this `kind`, a type or FastAPI's annotation.
 
         `read` makes the request of a body, on any thread, or the answer itself where nothing is written; it
-        raises ApiError. `writer` writes the events of the answer in the API's form.
+        raises ApiError. `writer` writes the events of the answer in the API's form, `errors` what is refused;
+        by default it is that of the path.
         """
+        if errors:
+            FORMS[path] = errors
 
         async def answer(request: Request, body: Body) -> Response:
             prepared = await run_in_threadpool(read, body)

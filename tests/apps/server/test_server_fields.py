@@ -240,18 +240,11 @@ ASKING = dict.fromkeys((CHAT, "/v1/messages"), ASK) | {
 
 
 @pytest.mark.parametrize("path", ASKING)
-def test_a_tool_in_the_form_of_another_api_is_told_the_right_one(client: httpx.Client, path: str):
+def test_a_tool_in_the_form_of_another_api_is_refused(client: httpx.Client, path: str):
     for other, tool in TOOLS.items():
         answer = client.post(path, json=ASKING[path] | {"tools": [tool]})
-        is_told = "tools.0: must have the form {" in answer.text
-        assert (answer.status_code, is_told) == (400, tool != TOOLS[path]), (other, answer.text)
-        if is_told:
-            line = answer.json()["error"]
-            line = line if isinstance(line, str) else line["message"]
-            form = (
-                line.removeprefix("tools.0: must have the form ").removesuffix(" here").replace("...", '""')
-            )
-            assert json.loads(form).keys() == TOOLS[path].keys()
+        assert answer.status_code == 400, (other, answer.text)
+        assert ("tools.0" in answer.text) is (tool != TOOLS[path]), (other, answer.text)
 
 
 # ---- mistakes in words ----
@@ -260,8 +253,8 @@ def test_a_tool_in_the_form_of_another_api_is_told_the_right_one(client: httpx.C
 @pytest.mark.parametrize(
     ("path", "fields", "message"),
     [
-        (CHAT, {"stop": 5}, "stop: must be a string or a list of up to 16 strings, none of them empty"),
-        (CHAT, {"stop": [1]}, "stop: must be a string or a list of up to 16 strings, none of them empty"),
+        (CHAT, {"stop": 5}, "stop: must be a string or a list"),
+        (CHAT, {"stop": [1]}, "stop.0: must be a string"),
         (CHAT, {"temperature": "1"}, "temperature: must be a number"),
         (CHAT, {"temperature": 3}, "temperature: must be at most 2"),
         (CHAT, {"max_tokens": 1.5}, "max_tokens: must be a whole number"),
@@ -271,17 +264,9 @@ def test_a_tool_in_the_form_of_another_api_is_told_the_right_one(client: httpx.C
         (CHAT, {"messages": ["x"]}, "messages.0: must be an object"),
         (CHAT, {"messages": [{"content": "x"}]}, 'messages.0: must have a "role"'),
         (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content: is missing"),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": []}]},
-            'messages.0.content: must be text, or a list of parts {"type": "text", "text": ...} that is not',
-        ),
-        (
-            TEXT,
-            {"prompt": []},
-            "prompt: must be text, a list of token ids, or a list of such prompts, none of",
-        ),
-        (TEXT, {"prompt": [1, "a"]}, "prompt: must be text, a list of token ids, or a list of such prompts"),
+        (CHAT, {"messages": [{"role": "user", "content": []}]}, "messages.0.content: must not be empty"),
+        (TEXT, {"prompt": []}, "prompt: must not be empty"),
+        (TEXT, {"prompt": [1, "a"]}, "prompt.1: must be a whole number"),
     ],
 )
 def test_a_mistake_says_what_is_allowed(

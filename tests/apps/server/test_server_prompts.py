@@ -385,7 +385,7 @@ def test_earlier_calls_that_only_the_server_writes_have_their_control_tokens(ask
 
 def test_ollamas_messages_and_prompts_are_text_too(asked: Any):
     model = asked(TOOLS_TEMPLATE)
-    ollama = OllamaReader(model.reader, model.service, model.model)
+    ollama = OllamaReader(model.reader)
     for fields in (
         {"prompt": EVIL, "system": EVIL},
         {"messages": [{"role": "system", "content": EVIL}, {"role": "user", "content": EVIL}]},

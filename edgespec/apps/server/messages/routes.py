@@ -34,7 +34,7 @@ from edgespec.apps.server.messages.schema import (
 )
 from edgespec.apps.server.names import ALIAS
 from edgespec.apps.server.openapi import error_responses
-from edgespec.apps.server.request_reader import PreparedRequest, RequestReader, Service
+from edgespec.apps.server.request_reader import PreparedRequest, RequestReader
 from edgespec.apps.server.request_schema import ChatRequest
 from edgespec.apps.server.streaming import Answerer
 from edgespec.decoding.records import PromptProgress, Result
@@ -401,15 +401,7 @@ def _usage(n_read: int, n_cached: int = 0, n_written: int = 0) -> Fields:
 _PING = 'event: ping\ndata: {"type": "ping"}\n\n'
 
 
-def add_messages(
-    app: FastAPI,
-    target: Model,
-    service: Service,
-    reader: RequestReader,
-    answerer: Answerer,
-    *,
-    log: MessageFn,
-) -> None:
+def add_messages(app: FastAPI, reader: RequestReader, answerer: Answerer, *, log: MessageFn) -> None:
     """Add the routes to `app`; `log` takes a line for each failure that is not the client's fault."""
     router = APIRouter(
         prefix="/v1/messages", route_class=route_class(log), responses=error_responses(MessagesError)
@@ -424,7 +416,7 @@ def add_messages(
         "",
         MessagesRequest,
         own.read,
-        lambda body, request: MessagesWriter(body, request, target, service.name),
+        lambda body, request: MessagesWriter(body, request, reader.model, reader.service.name),
         responses=answer,
     )
 

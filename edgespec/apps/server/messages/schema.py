@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from edgespec.apps.server.names import ALIAS, RequestedModel
-from edgespec.apps.server.request_fields import RequestPart, ToolName, check_needed, in_form
+from edgespec.apps.server.request_fields import RequestPart, ToolName, check_needed
 
 # ---- content ----
 
@@ -81,8 +81,6 @@ class Block(RequestPart):
         if isinstance(source, dict) and source.get("type") not in ("text", "content"):
             form = str(source.get("type"))[:40]
             raise ValueError(f"a document of type {form!r} is not supported: send its text")
-        if isinstance(cited := given.get("citations"), dict) and cited.get("enabled"):
-            raise ValueError("citations are not made here: leave them out")
         return given
 
 
@@ -143,9 +141,6 @@ class ClientTool(RequestPart):
     eager_input_streaming: Any = HARMLESS
     defer_loading: Literal[False] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
-
-
-_FORM = in_form('{"name": ..., "input_schema": ...}', "name", "function", "parameters", "inputSchema")
 
 
 class ToolChoice(RequestPart):
@@ -210,7 +205,7 @@ class CountTokensRequest(RequestPart):
     model: RequestedModel = Field(ALIAS, description="A name that /v1/models lists; default: the first.")
     messages: list[Turn] = Field(min_length=1)
     system: SystemContent | None = None
-    tools: list[Annotated[ClientTool, _FORM]] | None = None
+    tools: list[ClientTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None

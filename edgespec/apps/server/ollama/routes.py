@@ -55,11 +55,9 @@ _EFFORTS: Mapping[Any, str] = {False: "none", "max": "xhigh"}
 class OllamaReader:
     """Reads Ollama's requests to one model. Its methods are for any thread, and raise ApiError."""
 
-    def __init__(self, reader: RequestReader, service: Service, model: Model) -> None:
-        """Let `reader` prepare requests to `model`."""
-        self._reader = reader
-        self._service = service
-        self._model = model
+    def __init__(self, reader: RequestReader) -> None:
+        """Let `reader` prepare requests."""
+        self._reader, self._service, self._model = reader, reader.service, reader.model
 
     def read(self, body: OllamaChatRequest | OllamaGenerateRequest) -> PreparedText:
         """Prepare a request that has messages or a prompt."""
@@ -404,13 +402,7 @@ _ABSENT = {
 
 
 def add_ollama(
-    app: FastAPI,
-    engine: Engine,
-    service: Service,
-    reader: RequestReader,
-    answerer: Answerer,
-    *,
-    log: MessageFn,
+    app: FastAPI, engine: Engine, reader: RequestReader, answerer: Answerer, *, log: MessageFn
 ) -> None:
     """Add Ollama's routes to `app`; `log` takes a line for each failure that is not the client's fault."""
     known = {
@@ -421,15 +413,16 @@ def add_ollama(
     }
     capabilities = [name for name, has in known.items() if has]
     weights = engine.target.size_bytes + (engine.draft.size_bytes if engine.draft else 0)
-    facts = OllamaModelFacts(engine.target, service, capabilities, lambda: weights + engine.capacity.n_bytes)
+    facts = OllamaModelFacts(
+        engine.target, reader.service, capabilities, lambda: weights + engine.capacity.n_bytes
+    )
     router = APIRouter(
         prefix="/api",
         route_class=route_class(log, any_type=True),
         responses=error_responses(OllamaError),
     )
-    own = OllamaReader(reader, service, engine.target)
     add_facts(router, facts)
-    _add_generations(router, engine.target, own, facts, answerer)
+    _add_generations(router, engine.target, OllamaReader(reader), facts, answerer)
     for (method, path), line in _ABSENT.items():
         router.add_api_route(path, absent(line), methods=[method], include_in_schema=False)
     app.include_router(router)

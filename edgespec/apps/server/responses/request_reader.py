@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
+
+from pydantic_core import from_json
 
 from edgespec.apps.server.api_errors import ApiError, checked
 from edgespec.apps.server.request_reader import PreparedRequest, RequestReader
@@ -36,13 +37,6 @@ from edgespec.errors import UsageError
 
 INPUT = "input"
 """The argument of a custom tool's function."""
-
-_CUT = re.compile(
-    r'\s*\{\s*"input"\s*:\s*"'
-    r'((?:[^"\\]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}'
-    r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*+)"
-)
-"""Arguments that may be cut off, with the characters of the text that are there as a whole."""
 
 ToolKey = tuple[str | None, str]
 """The namespace and the name of a tool."""
@@ -167,10 +161,9 @@ def custom_input(arguments: str) -> str:
     They may be cut off; those of another kind are the text.
     """
     try:
-        found = json.loads(arguments, strict=False)
+        found = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
-        cut = _CUT.match(arguments)
-        return str(json.loads(f'"{cut[1]}"', strict=False)) if cut else arguments
+        return arguments
     text = found.get(INPUT) if isinstance(found, dict) else None
     return text if isinstance(text, str) else arguments
 

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from edgespec.apps.server.answer_events import AnswerCall, AnswerEvent, EventWriter
 from edgespec.apps.server.json_routes import refuse_routes
 from edgespec.apps.server.request_options import read_sampling
-from edgespec.apps.server.request_reader import PreparedRequest, RequestReader, Service
+from edgespec.apps.server.request_reader import PreparedRequest, RequestReader
 from edgespec.apps.server.response_schema import Usage
 from edgespec.apps.server.responses.request_reader import (
     count_tokens,
@@ -29,7 +29,6 @@ from edgespec.apps.server.responses.store import PATH, KeepingResponses, Respons
 from edgespec.apps.server.streaming import ALIVE_S, Answerer
 from edgespec.decoding.records import PromptProgress
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.engine import Engine
 from edgespec.llama.weights import Model
 
 # ---- answers ----
@@ -218,22 +217,14 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def add_responses(
-    app: FastAPI,
-    engine: Engine,
-    service: Service,
-    reader: RequestReader,
-    answerer: Answerer,
-    *,
-    is_routed: bool,
-) -> None:
+def add_responses(app: FastAPI, reader: RequestReader, answerer: Answerer, *, is_routed: bool) -> None:
     """Add the routes to `app`. `is_routed`: whoever passes its requests on keeps the responses."""
     answerer.serve(
         app,
         PATH,
         ResponsesRequest,
         partial(read_response, reader),
-        lambda body, request: ResponseWriter(body, request, engine.target, service.name),
+        lambda body, request: ResponseWriter(body, request, reader.model, reader.service.name),
         response_model=dict[str, Any],
         responses=_EVENTS,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from edgespec.apps.server.names import ALIAS, RequestedModel
@@ -17,8 +17,6 @@ from edgespec.apps.server.request_fields import (
     RequestPart,
     ToolName,
     check_needed,
-    in_form,
-    only,
 )
 from edgespec.apps.server.request_schema import SpeculativeOptions
 from edgespec.decoding.option_table import GENERATION, MAX_LOGPROBS
@@ -148,10 +146,7 @@ class CustomDefinition(ToolDefinition):
     format: Annotated[PlainInput | GrammarInput, Field(discriminator="type")] | None = None
 
 
-_FLAT = in_form(
-    '{"type": "function", "name": ..., "parameters": ...}', "type", "function", "input_schema", "inputSchema"
-)
-CalledDefinition = Annotated[FunctionDefinition | CustomDefinition, Field(discriminator="type"), _FLAT]
+CalledDefinition = Annotated[FunctionDefinition | CustomDefinition, Field(discriminator="type")]
 
 
 class NamespaceDefinition(RequestPart):
@@ -172,7 +167,6 @@ class SearchDefinition(ItemPart):
 ToolEntry = Annotated[
     FunctionDefinition | CustomDefinition | NamespaceDefinition | SearchDefinition,
     Field(discriminator="type"),
-    _FLAT,
 ]
 
 
@@ -192,15 +186,7 @@ class AllowedChoice(RequestPart):
     tools: list[ChosenTool]
 
 
-_CHOSEN = '{"type": "function", "name": ...}'
-ToolChoice: TypeAlias = Annotated[
-    Literal["none", "auto", "required"] | ChosenTool | AllowedChoice,
-    in_form(_CHOSEN, "type", "function"),
-    only(
-        f'"none", "auto", "required", or {_CHOSEN}, or '
-        '{"type": "allowed_tools", "mode": ..., "tools": [...]}'
-    ),
-]
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenTool | AllowedChoice
 
 
 # ---- the request ----
@@ -256,14 +242,6 @@ Included = Literal[
 ]
 """Those of tools and pictures that are not here change nothing."""
 
-_ABSENT = {
-    "conversation": "send its items, or previous_response_id",
-    "prompt": "send its text as instructions",
-    "context_management": "send less",
-    "moderation": "nothing is judged here",
-}
-"""Fields of what OpenAI keeps or does besides, and what to do instead."""
-
 CONVERSATION = "edgespec_conversation"
 """The field with the items of the stored conversation that a request goes on with, which the server adds."""
 
@@ -315,12 +293,6 @@ class ResponsesRequest(OtherFields):
         if not isinstance(given, str | list | None):
             raise ValueError("must be text, or a list of items")
         return given
-
-    @field_validator(*_ABSENT, mode="before")
-    @classmethod
-    def _refused(cls, given: Any, info: ValidationInfo) -> None:  # noqa: ANN401 - whatever the client sent
-        if given is not None and info.field_name:
-            raise ValueError(f"is not supported here: {_ABSENT[info.field_name]}")
 
     @property
     def wants_logprobs(self) -> bool:

@@ -21,7 +21,6 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}}
 USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
 TEXT = {"type": "text", "text": "a"}
-TEXT_DOCUMENT = {"type": "document", "source": {"type": "text", "data": "a"}}
 
 
 def asking(*content: Any, role: str = "user") -> dict[str, Any]:
@@ -45,7 +44,6 @@ def asking(*content: Any, role: str = "user") -> dict[str, Any]:
         ({"max_tokens": -1}, "^max_tokens: must be at least 0"),
         ({"stop_sequences": [""]}, r"^stop_sequences\.0: must not be empty"),
         ({"top_p": 3}, "^top_p: must be at most 1"),
-        ({"temperature": -1}, "^temperature: must be at least 0"),
         ({"tool_choice": {"type": "any"}}, "^tool_choice: required, but there are no tools"),
         ({"tool_choice": {"type": "some"}}, r"^tool_choice\.type: must be 'auto', 'any', 'tool' or 'none'"),
         ({"tool_choice": {"type": "tool"}}, "^tool_choice: send the name of the tool"),
@@ -53,18 +51,14 @@ def asking(*content: Any, role: str = "user") -> dict[str, Any]:
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, r"^tools\.0\.type: 'web_search_"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, r"^tools\.0\.type: 'bash_20250124'"),
         (asking(TEXT, {"type": "text"}), r"^messages\.1\.content\.1: content of type text needs text"),
-        (asking(TEXT_DOCUMENT | {"citations": {"enabled": True}}), "citations are not made here"),
         ({"tools": [{"type": "code_execution_20260521", "name": "x"}]}, r"^tools\.0\.type: 'code_execution_"),
         ({"tools": [{"name": "f"}]}, r"^tools\.0\.input_schema: is missing"),
-        ({"tools": [WEATHER | {"name": "a b"}]}, r"^tools\.0\.name: must match"),
-        ({"tools": [WEATHER | {"input_schema": {"type": "array"}}]}, r"0\.input_schema: must be the"),
         ({"tools": [WEATHER | {"defer_loading": True}]}, r"^tools\.0\.defer_loading: must be false"),
         ({"thinking": {"type": "enabled"}}, "^thinking: send budget_tokens"),
         ({"thinking": {"type": "between_tools"}}, r"^thinking\.type: must be"),
         ({"mcp_servers": [{"url": "x"}]}, "^mcp_servers: has at most 0"),
         ({"container": "c"}, "^container: is not supported here"),
         ({"thread": {"type": "create"}}, "^thread: no conversation is kept here"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 3}}}}, "^output_config"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_by_name(served: Served, fields: dict[str, Any], words: str):

@@ -93,7 +93,6 @@ def test_options_that_change_no_text_may_have_any_value(client: ollama.Client, e
         ({"options": {"seed": 1.5}}, "^options.seed: must be an integer"),
         ({"options": {"top_k": True}}, "^options.top_k: must be an integer"),
         ({"options": {"temperature": "hot"}}, "^options.temperature: must be a number"),
-        ({"options": {"temperature": -1}}, "^options.temperature -1: must be"),
         ({"options": {"repeat_last_n": -2}}, "^options.repeat_last_n -2: must be"),
         ({"options": {"stop": [1]}}, "^options.stop: must be a list of strings"),
         ({"options": {"stop": [""]}}, "^options.stop: an empty"),
@@ -104,7 +103,6 @@ def test_options_that_change_no_text_may_have_any_value(client: ollama.Client, e
         ({"top_logprobs": 21, "logprobs": True}, "^top_logprobs"),
         ({"messages": [{"role": "user", "images": ["aGVsbG8="]}]}, "images are not supported"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "^messages.0"),
-        ({"tools": [{"function": {"name": "two words"}}]}, "^tools.0.function.name"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(served: Served, fields: dict[str, Any], words: str):

@@ -261,7 +261,7 @@ class EngineKeywords(TypedDict, total=False):
     states: StateRoom | None
 
 
-@option_group("States of prompts (docs/cache.md)")
+@option_group("States of prompts (docs/start.md)")
 class StateOptions:
     """The folder where states of prompts are kept, and its limit."""
 

@@ -394,7 +394,7 @@ class Engine(Closing):
         kernels: "auto" uses edgespec's own if possible, "off" llama.cpp's.
         objective: What drafting should save: time or joules.
         profile: Start with what is stored about this pair on this machine, and store what was learnt.
-        history: Draft from earlier prompts and answers on disk, and add those of this engine (docs/cache.md).
+        history: Draft from earlier prompts and answers on disk, and add those of this engine (docs/start.md).
         learn: Keep the texts in which drafts of a head were rejected, for the training of a better one
             (docs/drafts.md); None: with `history`.
         meter: Measures the joules of each generation.
@@ -412,7 +412,7 @@ class Engine(Closing):
         rpc: HOST:PORT of each machine that holds layers of the target (docs/many-machines.md).
         keep_packed: Keep the packed weights on the disk for quicker starts (docs/kernels.md).
         states: The folder where the states of prompts are kept, so that later engines need not read them
-            again, and its limit (docs/cache.md). Keeps at least the last sequence in memory, too.
+            again, and its limit (docs/start.md). Keeps at least the last sequence in memory, too.
         on_message: Takes lines that the user should know.
 
     Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.

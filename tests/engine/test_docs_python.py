@@ -16,7 +16,7 @@ from tiny_gguf import write_tiny_gguf
 from user_models import write_user_models
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"README.md": 1, "docs/embeddings.md": 1, "docs/python.md": 6, "docs/structured.md": 1}
+PAGES = {"README.md": 1, "docs/server.md": 1, "docs/python.md": 6, "docs/structured.md": 1}
 """Pages, and how many examples each has at least."""
 TARGET, DRAFT = "7b.gguf", "tiny.gguf"
 """Files that the examples name."""

@@ -1,1 +1,1 @@
-"""Embeddings: vectors of files of text (docs/embeddings.md)."""
+"""Embeddings: vectors of files of text (docs/server.md)."""

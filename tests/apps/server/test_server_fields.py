@@ -578,7 +578,7 @@ def test_many_answers_need_no_more_room_in_the_queue_than_one(tiny_path: Path):
 
 
 def test_the_documentation_names_every_field():
-    page = (Path(__file__).parents[3] / "docs" / "server-api.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "server.md").read_text()
     in_tables = {
         *REFUSED,
         *(option.request_name(name) for name, option in TABLE.items()),

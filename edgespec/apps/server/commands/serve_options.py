@@ -88,7 +88,7 @@ def idle_options(loading: SharedModels) -> list[str]:
     return [name for name in (word.partition("=")[0] for word in as_words(loading)) if name not in _USED]
 
 
-@option_group("Embeddings (docs/embeddings.md)")
+@option_group("Embeddings (docs/server.md)")
 class EmbeddingServing:
     """Whether the server's model embeds or ranks texts."""
 

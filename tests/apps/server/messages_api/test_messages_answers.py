@@ -295,6 +295,6 @@ def test_the_default_pair_calls_a_tool_and_goes_on(pair: tuple[Path, Path]):
 
 
 def test_the_documentation_names_every_field():
-    page = (Path(__file__).parents[4] / "docs" / "server-api.md").read_text()
-    page = page.partition("## Anthropic's Messages")[2].partition("\n## ")[0]
+    page = (Path(__file__).parents[4] / "docs" / "server.md").read_text()
+    page = page.partition("### Anthropic's Messages")[2].partition("\n### ")[0]
     assert sorted(name for name in MessagesRequest.model_fields if f"`{name}`" not in page) == []

@@ -22,7 +22,7 @@ from edgespec.platform.messages import silent
 from ollama_requests import GREEDY, HELLO
 from server_app import Served, serving
 
-PAGE = Path(__file__).parents[4] / "docs" / "server-api.md"
+PAGE = Path(__file__).parents[4] / "docs" / "server.md"
 ADDRESS = "http://127.0.0.1:11434"
 
 
@@ -141,11 +141,11 @@ def test_curl_as_in_ollamas_documentation(served: Served):
     assert "not valid JSON" in json.loads(curl(f"{served.url}/api/chat", "-d", "model=edgespec"))["error"]
 
 
-# ---- docs/server-api.md ----
+# ---- docs/server.md ----
 
 
 def section() -> str:
-    return PAGE.read_text(encoding="utf-8").partition("\n## Ollama's API\n")[2]
+    return PAGE.read_text(encoding="utf-8").partition("\n### Ollama's API\n")[2].partition("\n## ")[0]
 
 
 def blocks(language: str) -> list[str]:

@@ -18,7 +18,7 @@ INTRODUCTION = """\
 
 The options of one text, and their names: in Python fields of `SamplingParams` and `Options`
 ([python.md](python.md)), in the command line those of `edgespec run` and `chat`, in requests those of
-OpenAI's API and of llama-server ([server.md](server.md)), in Ollama's `options`
+OpenAI's API and of llama-server ([server.md](server.md#the-servers-api)), in Ollama's `options`
 ([Ollama](server.md#ollamas-api)).
 
 Samplers come in llama.cpp's order: penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC,

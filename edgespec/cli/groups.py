@@ -27,6 +27,7 @@ from edgespec.decoding.choices import is_draftless, is_plugin
 from edgespec.decoding.option_table import Option
 from edgespec.decoding.sampling import TABLE
 from edgespec.errors import UsageError
+from edgespec.platform.plugins import offered
 
 EXCLUSIVE = (
     *(("MODEL", "--target"), ("MODEL", "--pair")),
@@ -160,11 +161,11 @@ def _is_given(option: str, values: Mapping[str, Any]) -> bool:
     found = values.get(_FIELDS.get(name, name.removeprefix("--").replace("-", "_")))
     if not wanted or found is None:
         return found is not None and found is not False and found not in ([], 0)
-    return (
-        {"draftless": is_draftless, "own": is_plugin}[wanted](found)
-        if wanted in ("draftless", "own")
-        else found == wanted
-    )
+    if wanted not in ("draftless", "own"):
+        return bool(found == wanted)
+    if is_plugin(found) and ":" not in found and found not in offered("edgespec.drafters"):
+        return False  # refused by its name, where it is looked for
+    return is_draftless(found) if wanted == "draftless" else is_plugin(found)
 
 
 def _expanded(

@@ -13,6 +13,8 @@ from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 from typing import IO, Any
 from unittest import mock
 
+import huggingface_hub.constants  # noqa: F401 - reads the environment when it is loaded: not a user's of `run_cli`
+
 from edgespec.cli import main
 from edgespec.llama import kernels as kernels_room
 from edgespec.platform.files import cache_root

@@ -49,7 +49,7 @@ PYTEST := $(NO_SPINNING) $(BIN)/python -m pytest -n 3 --dist loadgroup --no-load
 check: lint ## Lint and quick tests (3 minutes): before each commit
 	$(PYTEST) -q -m "not slow and not pair" $(TEST)
 
-test: $(VENV)/.dev test-c ## Tests, with real models (pulls 1.6 GB), but the longest (10 minutes)
+test: $(VENV)/.dev test-c ## Tests but the longest (pulls 1.6 GB of models)
 	$(PYTEST) $(or $(TEST),-m "not long")
 
 test-all: $(VENV)/.dev test-c ## All tests: before a release

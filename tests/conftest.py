@@ -67,7 +67,7 @@ REAL_PAIR = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
 DURATIONS_FILE = Path(__file__).with_name("durations.json")
 DURATIONS: dict[str, float] = json.loads(DURATIONS_FILE.read_text())
 """Seconds of each test of a second or more, all its cases together, in the last whole run that was stored."""
-LONG_S = 4.0
+LONG_S = 3.0
 """`make test` leaves out longer tests, but those that prove exactness; `make test-all` runs all."""
 
 

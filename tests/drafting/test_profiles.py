@@ -213,8 +213,8 @@ def test_a_file_without_sense_is_set_aside(name, directory, lines):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(UNUSABLE[name])
         assert load(KEY, on_message=lines.append) is None
-        aside = directory / f"{file.name}.set-aside{f'-{i}' if i > 1 else ''}"
-        assert aside.read_bytes() == UNUSABLE[name], "nothing is lost"
+        aside = directory / f"{file.name}.set-aside"
+        assert aside.read_bytes() == UNUSABLE[name], "the last one is kept"
         assert not file.exists()
         assert len(lines) == i
         assert lines[-1].startswith(str(file))
@@ -301,7 +301,7 @@ def test_what_cannot_be_moved_away_stays(directory, lines, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(Path, "replace", refuse)
     assert load(KEY, on_message=lines.append) is None
     assert lines == [f"{directory / KEY.file_name}: damaged: not JSON; it is not used"]
 

@@ -32,8 +32,6 @@ from toy_schedulers import OURS, STEEPER, STOCK, FixedPolicy, scheduler_of, with
 from toy_sessions import ToySession, ToyStateSession
 from toy_tasks import task_of
 
-pytestmark = pytest.mark.proof
-
 V = 512
 GREEDY = SamplingParams(temperature=0.0)
 FLAT = [0.0, *[0.02] * N_MAX]

@@ -29,12 +29,10 @@ def checks(kernels):
     return {check.name: check for check in check_architectures(list(ARCHITECTURES))}
 
 
-@pytest.mark.slow
 def test_each_is_checked(checks):
     assert list(checks) == list(ARCHITECTURES)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_nothing_is_wrong(checks, name):
     assert problems(checks[name]) == []
@@ -42,14 +40,12 @@ def test_nothing_is_wrong(checks, name):
         assert checks[name].same_in_any_batch
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_tokens_can_be_taken_back_and_every_source_drafts(checks, name):
     assert checks[name].takes_back
     assert checks[name].works == (SOURCES if MTP in ARCHITECTURES[name].kinds else SOURCES[:-1])
 
 
-@pytest.mark.slow
 def test_the_page_says_what_was_found(checks):
     page = (ROOT / "docs/models-supported.md").read_text()
     table = markdown(list(checks.values()))
@@ -128,7 +124,6 @@ def probabilities(engine, prompt):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTED)
 def test_sampled_texts_are_distributed_as_the_target_alone_would(kernels, tmp_path, name):
     """Over two words, drafted by a model of the same two, or by the head in its own file."""

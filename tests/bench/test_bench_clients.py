@@ -46,7 +46,6 @@ def run(
     return capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_servers_take_turns_and_every_prompt_is_asked_once(
     model: Path, suite: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,7 +83,6 @@ def test_a_server_that_does_not_come_up(model: Path, monkeypatch: pytest.MonkeyP
         Server("slow", [sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.2)
 
 
-@pytest.mark.slow
 def test_a_server_that_does_not_count_its_tokens(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

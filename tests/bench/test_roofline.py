@@ -27,7 +27,6 @@ def test_the_bandwidth_is_that_of_the_best_variant() -> None:
     assert times.bandwidth() == 3.0  # of medians: one lucky run is none
 
 
-@pytest.mark.slow
 def test_every_type_that_is_packed_can_be_timed(kernels: Kernels, packable_path: Path) -> None:
     """The raw times of all types and n, and the table of the shares."""
     command = [sys.executable, SCRIPT, packable_path, "--rounds", "2", "--sizes", "1,9"]

@@ -181,7 +181,6 @@ def test_a_terminal_gets_a_bar(environment, source, out, options):
 # ---- ends before the end ----
 
 
-@pytest.mark.slow
 def test_killed_again_and_again_it_loses_and_repeats_nothing(environment, source, tmp_path, out, options):
     whole = tmp_path / "whole.jsonl"
     options = [*options, "--parallel", 2]  # else all end together
@@ -206,7 +205,6 @@ def test_killed_again_and_again_it_loses_and_repeats_nothing(environment, source
     assert left_over(tmp_path) == ["in.jsonl", "out.jsonl", "whole.jsonl"]
 
 
-@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done(environment, source, out, options):
     partial = Path(f"{out}.partial")
     with started("batch", source, "-o", out, *options, "-n", 400, env=environment) as process:
@@ -226,7 +224,6 @@ def test_ctrl_c_keeps_what_is_done(environment, source, out, options):
     assert custom_ids(out) == NAMES
 
 
-@pytest.mark.slow
 def test_a_full_disk(environment, source, out, options):
     limit = 4000
     kept = resource.getrlimit(resource.RLIMIT_FSIZE)

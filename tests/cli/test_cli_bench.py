@@ -424,7 +424,6 @@ def test_one_file_that_fails_does_not_keep_the_others(in_process, monkeypatch, c
     assert messages(shown.err)[-1].startswith(f"edgespec: error: --csv {folder}/x.csv: cannot be written")
 
 
-@pytest.mark.slow
 def test_a_bar_in_a_terminal(environment, models, suite):
     command = [*COMMAND, *arguments_of(*models, *QUICK, "--rounds", 20, suite=suite)]
     code, seen, table = messages_in_terminal(command, environment)

@@ -251,7 +251,6 @@ def test_clear_beside_a_process_that_makes_a_draft(edgespec, history, forge):
     assert len(list(forge.texts())) == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "deleted"), [(b"y\n", True), (b"n\n", False), (b"\n", False)])
 def test_clear_asks_in_a_terminal(history, child_environment, answer, deleted):
     history.append([1])

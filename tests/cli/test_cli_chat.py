@@ -538,7 +538,6 @@ def test_quotes_that_do_not_end_are_refused(typed):
         file_name(typed)
 
 
-@pytest.mark.slow
 def test_ctrl_z_suspends_at_the_prompt_and_in_an_answer(environment, long_path):
     """Under a shell with job control, as people have; what is typed after `fg` is answered."""
     chat = [*COMMAND, "chat", "-t", str(long_path), "--drafter", "none", *map(str, (*ENDLESS, *RANDOM))]

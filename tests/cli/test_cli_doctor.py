@@ -317,7 +317,6 @@ def test_what_works_with_an_architecture(doctor, tiny_path, tmp_path):
     assert "internlm2: never checked\n" in doctor(unknown).stdout
 
 
-@pytest.mark.slow
 def test_the_real_kernels(kernels, new_process, packable_path):
     first = new_process("--json", packable_path)
     report = json.loads(first.stdout)
@@ -336,7 +335,6 @@ def test_the_real_kernels(kernels, new_process, packable_path):
     assert "weights fetched " in text
 
 
-@pytest.mark.slow
 def test_the_prefetch_is_told_and_why(kernels, new_process, cache):
     told = json.loads(new_process("--json").stdout)["kernels"]["prefetch"]
     assert told["measured"] == (told["reason"] == "")

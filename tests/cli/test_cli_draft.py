@@ -78,7 +78,6 @@ def test_from_texts_to_a_draft_that_is_used(edgespec, asked, tiny_path, tmp_path
     assert json.loads(drafted.stdout)["stats"]["n_drafted"] > 0
 
 
-@pytest.mark.slow
 def test_what_is_said_of_it_as_json(edgespec, asked, tmp_path):
     process = edgespec(*asked, "--json", "--force")
     assert process.returncode == 0, process.stderr
@@ -99,7 +98,6 @@ def test_what_is_said_of_it_as_json(edgespec, asked, tmp_path):
     assert any(line.startswith("training head: ") and "tokens" in line for line in lines)
 
 
-@pytest.mark.slow
 def test_killed_and_started_again_and_trained_on(asked, environment, edgespec, tmp_path):
     """kill -9 while it trains: no text is written again. A second training starts from the first."""
     arguments = [*asked, "--force"]

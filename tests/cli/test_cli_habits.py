@@ -26,7 +26,6 @@ from user_models import write_user_models
 # ---- limits of the machine ----
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kilobytes", [60_000, 220_000, 300_000])
 def test_memory_that_ulimit_refuses_is_said_to_be_so(tiny_path, child_environment, kilobytes):
     """While modules are loaded, before the model is, and where llama.cpp starts threads for it."""
@@ -191,7 +190,6 @@ def test_a_switch_of_the_environment_in_any_case(environment, tiny_path, word):
     assert '"kernels": "stock"' in process.stdout, process.stderr
 
 
-@pytest.mark.slow
 def test_a_url_of_the_hub_is_a_model(environment):
     """Without a network: what is asked for is the right file."""
     url = "https://huggingface.co/me/repo/blob/main/x.gguf"
@@ -238,7 +236,6 @@ def notes(tmp_path):
     return tmp_path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shell", "prompt"),
     [
@@ -283,7 +280,6 @@ def test_what_a_file_on_stdin_has_follows_too(environment, tiny_path, notes, wri
     assert (done.returncode, done.stderr, done.stdout) == (0, "", written(prompt))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pipe", "socket", "pipe of a grandparent"])
 def test_an_open_stdin_that_nobody_writes_to_is_not_waited_for(environment, tiny_path, written, kind):
     """As programs start others: with a pipe (Python) or a socket (Node) that they keep open."""
@@ -451,7 +447,6 @@ FULL_OR_CLOSED = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "shell", "code", "stdout", "stderr"),
     [

@@ -66,7 +66,6 @@ def test_nothing_is_kept_outside_the_table(home):
             assert "import cache_root" not in module.read_text(), f"{module}: ask a row of kept.py"
 
 
-@pytest.mark.slow
 def test_real_commands_in_an_empty_home(home, env, tmp_path):
     """Every place is known, listed with its bytes, and emptied by `cache clear`; your own files stay."""
     (work := tmp_path / "work").mkdir()

@@ -25,8 +25,6 @@ from tiny_whisper import write_tiny_whisper
 PROMPT = "the zebra asks the other one what it ate"
 OPTIONS = ("--drafter", "suffix", "--threads", "1", "-n", "12", "--temp", "0")
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:

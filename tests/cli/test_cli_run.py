@@ -260,7 +260,6 @@ def test_explain_does_not_cut_the_text_into_pieces(tiny_path, child_environment)
     assert len(shown[last_line:]) > len("emitted, draft 0.0 ms, verify 0.0 ms") + 30
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--show-draft", "--drafter", "suffix", "--gamma", 3)])
 def test_words_are_on_the_screen_before_the_last_token_exists(tmp_path, child_environment, options):
     """Ctrl-C after the first words: what comes after them was not yet written."""
@@ -385,7 +384,6 @@ sys.exit(main(["run", "hello"]))
     assert (process.returncode, process.stderr) == (130, "edgespec: error: interrupted\n")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "loaded"),
     [
@@ -860,7 +858,6 @@ def test_models_that_do_not_fit_in_memory(run, child_environment, tiny_path, tin
     )
 
 
-@pytest.mark.slow
 def test_no_network_and_no_disk_space_are_one_line(environment):
     process = subprocess.run(  # pip and the hub's library read the environment when they are loaded
         [*COMMAND, "run", "x", "--target", "smollm2-135m-q4_1", "--drafter", "none"],
@@ -885,7 +882,6 @@ def test_no_network_and_no_disk_space_are_one_line(environment):
     assert "Traceback" not in process.stderr.decode()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

@@ -172,7 +172,6 @@ def test_help_shows_an_example(environment):
 # ---- serving ----
 
 
-@pytest.mark.slow
 def test_parallel_says_how_many_answers_are_written_at_once(serve):
     ready = serve("--parallel", 3, "--prefix-cache", 0).ready
     assert (ready["parallel"], ready["cache_tokens"]) == (3, 8192)
@@ -182,7 +181,6 @@ def test_parallel_says_how_many_answers_are_written_at_once(serve):
     assert one.ask(5).json()["usage"]["completion_tokens"] == 5
 
 
-@pytest.mark.slow
 def test_it_says_where_it_serves_and_answers(environment, tiny_path, tiny_draft_path):
     process = subprocess.Popen(
         [*COMMAND, "--target", tiny_path, "--draft", tiny_draft_path, "--port=0", "--threads=1", "--quiet"],
@@ -213,7 +211,6 @@ def test_it_says_where_it_serves_and_answers(environment, tiny_path, tiny_draft_
     assert (process.returncode, said) == (0, b"")
 
 
-@pytest.mark.slow
 def test_limits_and_a_key_of_a_file_that_others_can_read(serve, tmp_path):
     key = tmp_path / "key"
     key.write_text("a-secret-key\n")
@@ -232,7 +229,6 @@ def test_limits_and_a_key_of_a_file_that_others_can_read(serve, tmp_path):
     assert running.ends(0) == f"edgespec: {key} can be read by other users: chmod 600 {key}\n"
 
 
-@pytest.mark.slow
 def test_each_request_is_a_line_without_its_text(serve):
     running = serve("--max-prompt", 50, quiet=False)
     secret = "swordfish"
@@ -273,7 +269,6 @@ def test_each_request_is_a_line_without_its_text(serve):
     assert secret not in "".join(lines)
 
 
-@pytest.mark.slow
 def test_a_log_that_nobody_reads_ends_nothing(serve):
     running = serve(quiet=False)
     running.process.stderr.close()
@@ -285,7 +280,6 @@ def test_a_log_that_nobody_reads_ends_nothing(serve):
 # ---- the end ----
 
 
-@pytest.mark.slow
 def test_sigterm_completes_the_answer_and_refuses_others(serve):
     running = serve()
     with running.streaming(1500) as lines:
@@ -299,7 +293,6 @@ def test_sigterm_completes_the_answer_and_refuses_others(serve):
     assert running.ends(0) == ""
 
 
-@pytest.mark.slow
 def test_a_second_signal_ends_the_answer(serve):
     running = serve()
     with running.streaming() as lines:
@@ -312,7 +305,6 @@ def test_a_second_signal_ends_the_answer(serve):
     assert running.ends(130) == ""
 
 
-@pytest.mark.slow
 def test_a_client_that_goes_away_ends_its_generation(serve):
     running = serve()
     with running.streaming():
@@ -327,7 +319,6 @@ def test_a_client_that_goes_away_ends_its_generation(serve):
     assert float(written.split()[1]) < 8000
 
 
-@pytest.mark.slow
 def test_killed_and_started_again_on_the_same_port(serve):
     running = serve()
     text = running.ask().json()["choices"][0]["text"]
@@ -340,7 +331,6 @@ def test_killed_and_started_again_on_the_same_port(serve):
     assert again.ask().json()["choices"][0]["text"] == text
 
 
-@pytest.mark.slow
 def test_malformed_requests_and_many_of_them_leave_it_serving(serve):
     running = serve()
     host, port = running.address.removeprefix("http://").split(":")
@@ -371,7 +361,6 @@ def test_malformed_requests_and_many_of_them_leave_it_serving(serve):
     assert running.ends(0) == ""
 
 
-@pytest.mark.slow
 def test_speech_alone(environment, tmp_path, refused):
     model = write_tiny_whisper(tmp_path / "tiny.gguf", n_text_ctx=64)
     line = refused(2, models=("--target", "none"))

@@ -53,7 +53,6 @@ def test_doctor_says_whether_the_head_in_a_file_drafts(tmp_path: Path, environme
     assert "blk.1." not in shown, "what is not loaded cannot be packed"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_run_and_compare_two_models(name: str, environment: dict[str, str]) -> None:
     plain = run_cli(

@@ -97,7 +97,6 @@ def test_a_batch_with_a_template(
     assert texts[0] == texts[1]
 
 
-@pytest.mark.slow
 def test_a_server_with_a_template(environment: dict[str, str], tmp_path: Path, without: Path):
     file = tmp_path / "tools.jinja"
     file.write_text(HERMES)

@@ -236,7 +236,6 @@ def test_two_files_of_one_name_are_not_written_over_each_other(environment, mode
     failed(done, 2, "would both be written to")
 
 
-@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_heard(environment, model, tmp_path):
     path = tmp_path / "long.wav"
     path.write_bytes(wav(1200.0))

@@ -258,7 +258,6 @@ def test_a_message_waits_for_the_end_of_a_line_of_the_text(columns):
     assert shown(code, columns).splitlines() == lines
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 80])
 def test_a_table_of_many_figures_in_a_narrow_terminal(columns):
     text = shown(MANY, columns)

@@ -156,7 +156,6 @@ def test_the_text_of_a_seed_is_plain_decodings_with_every_filter(sessions):
         assert plain(replace(params, **off))[0] != text, off
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cache_type", "params", "gamma", "policy"), [("f16", GREEDY, 15, AUTO), ("q8_0", WARM, 3, MODEL)]
 )
@@ -188,7 +187,6 @@ def test_drafts_change_nothing_after_a_long_text(kernels, tmp_path, cache_type, 
             np.testing.assert_array_equal(rows[-1], rows[0], f"{size=}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_emitted_tokens_follow_the_targets_distribution(sessions, rule):
     """Second emitted token, marginal: chi-square of speculative against the target's exact probabilities."""

@@ -198,7 +198,6 @@ def test_the_expected_sequences_are_all_there_are():
         assert sum(expected(params).values()) == pytest.approx(1.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rule"), cases(POLICIES))
 def test_every_policy_is_exact(clock, name, rule):
     scheduler = RandomScheduler if name == "random" else soon_drafting
@@ -208,7 +207,6 @@ def test_every_policy_is_exact(clock, name, rule):
     assert runs.totals["forced"] > N_RUNS / 20
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rule"),
     [("filtered", "block"), ("penalties", "block"), ("banned", "block"), ("penalties", "chain")],
@@ -218,7 +216,6 @@ def test_a_grammar_and_filters_are_exact(clock, name, rule):
     assert p_value(runs, N_RUNS) > 1e-4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_a_draft_that_knows_no_grammar_is_exact(clock, rule):
     runs = Runs(
@@ -227,7 +224,6 @@ def test_a_draft_that_knows_no_grammar_is_exact(clock, rule):
     assert p_value(runs, N_RUNS) > 1e-4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_a_row_that_is_not_masked_is_caught(clock, rule):
     policy = FixedPolicy(suffix=False, staged=False, gamma=3)
@@ -238,7 +234,6 @@ def test_a_row_that_is_not_masked_is_caught(clock, rule):
         assert "impossible" in str(error)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMS)
 def test_with_the_match_rule_the_text_is_a_function_of_the_seed(clock, name):
     params = PARAMS[name]

@@ -387,7 +387,6 @@ def run_c_core(target, draft, params, rule, n_runs, *, argmax_drafts=False):
     return counts
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_a_million_samples_through_the_c_core(rule):
     """Under a sanitizer fewer go through the same code: statistics need none."""

@@ -137,7 +137,6 @@ def expected(begun):
     return dict(spread((), 1.0))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize(("name", "rule"), cases(["auto", "staged, gamma 2"]))
 def test_every_policy_is_exact(clock, name, rule, begun):
@@ -151,7 +150,6 @@ def test_every_policy_is_exact(clock, name, rule, begun):
     assert runs.totals["forced"] > N_RUNS / 20
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("begun", [False, True])
 def test_with_the_match_rule_the_text_is_a_function_of_the_seed(clock, begun):
     plain = Runs(clock, None, "match", begun=begun)

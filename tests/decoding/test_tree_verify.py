@@ -393,7 +393,6 @@ def run_core(target, draft, shape, rule, n_runs, *, lenience=1.0):
 SAMPLED_SHAPE = (sampled(sampled(), fresh()), fresh(sampled()), top(sampled()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("pair", ["random-0", "four-tokens", "both-have-holes"])
 def test_samples_through_the_c_core(pair, rule):

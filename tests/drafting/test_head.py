@@ -94,7 +94,6 @@ def test_greedy_text_is_plain_decodings_own(engine, plain, prompt, drafter):
     assert result.token_ids == plain(prompt, params=GREEDY, n_predict=50)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gamma", [1, 3, 9, 32])
 def test_greedy_text_with_drafts_of_any_length(engine, plain, gamma):
     n_accepted = 0
@@ -105,7 +104,6 @@ def test_greedy_text_with_drafts_of_any_length(engine, plain, gamma):
     assert n_accepted > 20, "little was accepted: it proves little"
 
 
-@pytest.mark.slow
 def test_sampled_text_of_a_seed_is_plain_decodings_own(engine, plain):
     for seed in range(5):
         for prompt in PROMPTS.values():
@@ -189,7 +187,6 @@ def random_options(rng, seed):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("n_cells", [4096, 620], ids=["room for all", "texts pause"])
 def test_texts_that_share_passes(target_path, head_path, plain, n_cells):
     """Texts that come and go, begin alike, and pause, are each what they are alone."""

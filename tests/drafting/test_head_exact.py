@@ -107,7 +107,6 @@ def counts_of(
     return counts, n_accepted
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rule"), cases(POLICIES))
 def test_every_policy_is_exact(clock, name, rule):
     n = 2_000
@@ -119,7 +118,6 @@ def test_every_policy_is_exact(clock, name, rule):
     assert chi_square_p_value(counts, n * expected(ToyModel(1), params)) > 1e-4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rule"), cases(["auto", "model, gamma 3"]))
 def test_a_head_in_the_targets_own_file_is_exact(clock, name, rule):
     n = 2_000
@@ -160,7 +158,6 @@ def test_at_temperature_0_the_text_is_the_targets(clock, name, is_mtp):
         assert np.array_equal(counts, 20 * expected(ToyModel(1), params, prompt))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
 @pytest.mark.parametrize("window", [0, 20])
 def test_a_head_that_sleeps_wakes_and_slides_is_exact(clock, rule, window):

@@ -197,7 +197,6 @@ def expected_load(stored, capacity):
 _documents = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=12), max_size=8)
 
 
-@pytest.mark.slow
 @given(
     batches=st.lists(_documents, max_size=5),
     bound=st.integers(2, 60),
@@ -289,7 +288,6 @@ def append_for_ever(history, first, report):
         os.write(report, struct.pack("<i", i))
 
 
-@pytest.mark.slow
 def test_a_killed_writer_loses_nothing_that_was_stored(tmp_path, messages):
     history = History(NAME, root=tmp_path, max_tokens=200_000, on_message=messages.append)
     next_document, moments = 0, random.Random(0)
@@ -344,7 +342,6 @@ def test_a_writer_killed_in_the_middle_of_a_write(history, messages, monkeypatch
 # --- Damage ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_flipped_bit_is_never_a_wrong_token(history, messages):
     history.extend(DOCUMENTS)
     whole = history.path.read_bytes()
@@ -546,7 +543,6 @@ def read_until(history, stop):
             assert [writer, i, *rest] == written(writer, i)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("max_tokens", [MAX_TOKENS, 1000])
 def test_writers_at_once(tmp_path, messages, max_tokens):
     history = History(NAME, root=tmp_path / "history", max_tokens=max_tokens, on_message=messages.append)

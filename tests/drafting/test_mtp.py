@@ -72,7 +72,6 @@ def plain():
 # ---- the text ----
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
 def test_greedy_text_is_plain_decodings_own(engine, name, plain, prompt):
     expected = plain(name, prompt, params=GREEDY, n_predict=N_PREDICT)

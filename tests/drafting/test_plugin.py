@@ -508,7 +508,6 @@ def failures(engine, drafter):
     return said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", ["__init__", "begin", "draft", "accept"])
 def test_whatever_is_raised_is_one_line_and_the_text_goes_on(engine, place):
     for error in [*RAISED, Unspeakable()]:
@@ -519,7 +518,6 @@ def test_whatever_is_raised_is_one_line_and_the_text_goes_on(engine, place):
         assert "\n" not in line
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("returned", ODD, ids=[str(type(one)) + str(i) for i, one in enumerate(ODD)])
 def test_whatever_is_proposed_is_one_line_and_the_text_goes_on(engine, returned):
     odd = type("Odd", (Nothing,), {"draft": lambda self, tokens, room, sample: returned})
@@ -559,7 +557,6 @@ def test_one_that_fails_before_there_is_a_text_is_refused_in_one_line(tmp_path, 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--debug",)])
 def test_the_command_shows_a_traceback_where_it_is_asked_for(tiny_path, tmp_path, options):
     (tmp_path / "mine.py").write_text(

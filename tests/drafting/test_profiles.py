@@ -110,7 +110,6 @@ _json = st.recursive(
 )
 
 
-@pytest.mark.slow
 @given(target=_curves, draft=_curves, acceptance=st.dictionaries(st.text(), _json, max_size=3))
 def test_any_profile_survives_its_text(target, draft, acceptance):
     profile = dataclasses.replace(FULL, target=target, draft=draft, acceptance=acceptance)

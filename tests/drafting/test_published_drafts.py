@@ -147,7 +147,6 @@ def test_an_architecture_whose_layers_llama_cpp_does_not_give(name, layers, fold
         Engine(path, head, n_threads=1, n_ctx=1024, profile=False, kernels="off")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "file"), PAIRS)
 def test_the_text_is_plain_decodings_own(name, file, head_of, plain):
     """Greedy, and sampled for a seed, with chains of several tokens."""
@@ -187,7 +186,6 @@ def test_with_quantized_files_and_edgespecs_kernels(name, file, folder):
         assert result.stats.n_accepted > 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
 @pytest.mark.parametrize("file", ["its own matrices", "cut vocabulary", "norms", "blocks", "Markov", "paths"])
 def test_sampled_texts_by_counting(rule, file, head_of):
@@ -583,7 +581,6 @@ def test_texts_that_share_passes_in_one_cache(gemma):
             assert all(stream.result.stats.n_drafted > 10 for stream in streams)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_sampled_texts_in_one_cache_by_counting(rule, gemma):
     count_texts(gemma[0], lambda **options: opened_gemma(gemma, **options), rule)

@@ -142,7 +142,6 @@ CASES = [(costs, a) for costs in COSTS for a in (0.05, 0.2, 0.4, 0.5, 0.6, 0.7, 
 CASES.remove(("stock", 0.97))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("costs", "acceptance"), CASES)
 def test_within_2_percent_of_the_oracle_after_200_steps(clock, costs, acceptance):
     world = World(clock, [acceptance], COSTS[costs], policy=Policy(suffix=False, staged=False)).run(4000)

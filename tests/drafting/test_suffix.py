@@ -116,7 +116,6 @@ streams = st.lists(few, min_size=1, max_size=4).flatmap(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(streams, few, st.integers(0, 6), st.integers(0, 32), st.sampled_from([1, 2, 3, 32]))
 def test_proposals_are_the_oracles(growth, tail, log_capacity, most, branches):
@@ -269,7 +268,6 @@ def test_arguments_are_checked():
         store.extend(ints([1]), 2**63)
 
 
-@pytest.mark.slow
 def test_two_threads_at_once_are_refused():
     store = SuffixStore(2**20)
     tokens = np.random.default_rng(1).integers(0, 50_000, 2**23).astype(np.int32)

@@ -160,7 +160,6 @@ def expected(target, params, prompt=PROMPT):
     return total
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rule"), cases(POLICIES))
 def test_every_policy_is_exact(clock, name, rule):
     n = 3_000
@@ -174,7 +173,6 @@ def test_every_policy_is_exact(clock, name, rule):
     assert chi_square_p_value(counts, n * expected(target, WARM)) > 1e-4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rule"), [*cases(["auto", "auto, gamma 3"]), ("random", "match")])
 def test_models_that_keep_a_state_are_exact(clock, name, rule):
     """What is read again must not change what is sampled, however much of it piles up."""
@@ -189,7 +187,6 @@ def test_models_that_keep_a_state_are_exact(clock, name, rule):
     assert chi_square_p_value(counts, n * expected(target, WARM)) > 1e-4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_a_draft_model_that_sleeps_wakes_and_slides_is_exact(clock, rule):
     """A prompt longer than what the draft model reads at once, in a context that is soon full."""

@@ -91,7 +91,6 @@ def shared(target_path, tiny_draft_path, parallel=4, n_cells=4096, **options):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("n_cells", [4096, 620], ids=["room for all", "texts pause"])
 @pytest.mark.parametrize("seed", range(4))
 def test_texts_that_come_and_go_are_those_of_their_prompts_alone(
@@ -316,7 +315,6 @@ def test_what_is_read_is_dealt(budget, wanted):
         assert given_[0] >= min(wanted[0], max(min(16, budget), budget // 4))
 
 
-@pytest.mark.slow
 def test_a_text_that_pauses_goes_on_where_it_was(target_path, tiny_draft_path, alone):
     requests = [
         Request(tuple(COMMON[i : i + 100]), Options(params=GREEDY, n_predict=200, drafter="none"))

@@ -139,7 +139,6 @@ def _likely(
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STATEFUL)
 def test_several_texts_at_once_are_what_each_is_alone(name: str) -> None:
     prompts = [[*PROMPT[: 5 + 9 * i], *range(20 + i, 60)] * (1 + i % 2) for i in range(4)]
@@ -160,7 +159,6 @@ def test_several_texts_at_once_are_what_each_is_alone(name: str) -> None:
             assert len(streams) == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_conversation_reads_only_what_is_new(name: str) -> None:
     """The cache grows meanwhile; later a prompt parts from the conversation in its middle."""

@@ -234,7 +234,6 @@ def outcomes(paths: list[Path], environment: dict[str, str]) -> dict[Path, str]:
     return seen
 
 
-@pytest.mark.slow
 def test_flipped_bits_and_cuts_never_crash(
     tmp_path: Path, tiny_path: Path, child_environment: dict[str, str]
 ) -> None:

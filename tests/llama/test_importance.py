@@ -55,7 +55,6 @@ def test_experts_have_columns_of_their_own(models):
     quantize(path, path.with_suffix(".q.gguf"), "q4_0", importance=found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["iq2_xs", "iq3_xxs"])
 def test_types_that_ask_for_it(models, tmp_path, name):
     path, out = models["llama"], tmp_path / "out.gguf"

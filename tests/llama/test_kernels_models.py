@@ -400,7 +400,6 @@ def test_a_tree_through_embeddings_has_the_bits_of_tokens(kernels, quantized):
 
 
 @pytest.mark.pair
-@pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
 def test_branches_of_the_real_pair_have_the_bits_of_chains(kernels, pair, which):
     rng = np.random.default_rng(11)

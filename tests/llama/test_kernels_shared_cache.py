@@ -177,7 +177,6 @@ class Household:
         return rows, np.concatenate(expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_texts_that_come_and_go(isa, quantized, architecture, n_threads):

@@ -127,7 +127,6 @@ def test_bad_plugins(tmp_path: Path, init: str, reason: str) -> None:
     assert answer.certain == ("crashed" not in reason)
 
 
-@pytest.mark.slow
 def test_a_plugin_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "TIMEOUT_S", 3.0)
     started = time.monotonic()
@@ -137,7 +136,6 @@ def test_a_plugin_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert time.monotonic() - started < 10
 
 
-@pytest.mark.slow
 def test_the_real_plugin_passes(kernels: Kernels) -> None:
     assert kernels.plugin
     answer = self_test(kernels.plugin.path, kernels.plugin.isa)

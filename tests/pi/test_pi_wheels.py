@@ -56,7 +56,6 @@ def tables_of_ggml(folder: Path) -> list[str]:
     return []
 
 
-@pytest.mark.slow
 def test_c_code_on_a_boards_processor(tmp_path: Path) -> None:
     """The core and the kernels; an instruction that the processor lacks would end the test.
 

@@ -101,7 +101,6 @@ def test_a_file_that_was_made_and_not_written(source, out):
     check(out, True)
 
 
-@pytest.mark.slow
 @ORDERS
 def test_a_process_that_is_killed_at_any_moment_loses_and_repeats_nothing(source, out, in_order):
     """A real process and a real SIGKILL, at random moments: while it begins, writes, or finishes."""

@@ -85,7 +85,6 @@ def comparable(body):
     return body
 
 
-@pytest.mark.slow
 def test_a_line_gets_what_the_server_answers(tiny_path, engine):
     asked = [
         (CHAT, {**GREEDY, "messages": HELLO}),
@@ -153,7 +152,6 @@ def test_a_plain_prompt_is_a_chat_where_the_model_has_a_template(tmp_path, engin
         assert "no chat template" in body["error"]["message"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["", 7, None, ["a", "b"], {"x": 1}])
 def test_plain_prompts_that_are_no_text(engine, prompt):
     status, body = plain(engine, {"prompt": prompt})

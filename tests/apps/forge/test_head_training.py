@@ -60,7 +60,6 @@ class LlamaHead:
         return result.features, result.rows
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("type_", "tolerance"), [("f32", 2e-3), ("f16", 2e-2), ("q8_0", 0.1)])
 def test_llama_cpp_computes_what_was_trained(target, tmp_path, exact, type_, tolerance):
     head = tiny_head(target)
@@ -112,7 +111,6 @@ def test_what_is_no_head_of_this_shape_is_not_read(target, tmp_path):
         wider.read(tmp_path / "head.gguf")
 
 
-@pytest.mark.slow
 def test_a_walk_is_right_where_a_slow_loop_is(target, exact):
     texts = TinyTexts(target, 40)
     head = tiny_head(target, texts.all)  # fitted, so that some are right
@@ -132,7 +130,6 @@ def test_a_walk_is_right_where_a_slow_loop_is(target, exact):
     assert n_right > 0
 
 
-@pytest.mark.slow
 def test_a_sample_of_tokens_stands_for_all_of_them():
     rng = np.random.default_rng(0)
     output = rng.normal(0, 1.5 / np.sqrt(N_EMBD), (2048, N_EMBD)).astype(np.float32)

@@ -52,7 +52,6 @@ def test_what_a_timing_says():
         DraftTiming.of([*plain, a_run("model", histogram=((0, 0, 5),))])
 
 
-@pytest.mark.slow
 def test_drafts_beside_plain_decoding(judging, tiny_path, tiny_draft_path, tmp_path):
     seen, said = [], []
     contenders = [
@@ -79,7 +78,6 @@ def test_drafts_beside_plain_decoding(judging, tiny_path, tiny_draft_path, tmp_p
     assert seen[-1].share == pytest.approx(1.0)
 
 
-@pytest.mark.slow
 def test_what_was_judged_is_not_judged_again(judging, tiny_draft_path, tmp_path):
     candidate = Candidate("small", tiny_draft_path)
     first = judging().evaluate([candidate])
@@ -95,7 +93,6 @@ def test_what_was_judged_is_not_judged_again(judging, tiny_draft_path, tmp_path)
     assert json.loads(files[0].read_text())[1]
 
 
-@pytest.mark.slow
 def test_who_cannot_run_is_left_out(judging, tiny_draft_path, tmp_path):
     stranger = tmp_path / "stranger.gguf"
     stranger.write_bytes(b"GGUF and nothing")

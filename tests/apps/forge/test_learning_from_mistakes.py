@@ -316,7 +316,6 @@ class OwnTexts(TinyTexts):
         ]
 
 
-@pytest.mark.slow
 def test_the_guard_lets_a_better_head_pass_and_no_worse_one(target, tmp_path):
     texts = OwnTexts(target, 60)
     family = tiny_head(target)
@@ -376,7 +375,6 @@ def learning(request_, speeds, jobs, tiny_path):
     return replace(request_, from_history=True, data_tokens=4_000)
 
 
-@pytest.mark.slow
 def test_a_head_that_is_no_better_replaces_nothing_and_the_figures_are_said(learning, jobs, tmp_path, capsys):
     installed = tmp_path / "models" / "target-head-q8_0.gguf"
     before = installed.read_bytes(), read_record(installed)
@@ -392,7 +390,6 @@ def test_a_head_that_is_no_better_replaces_nothing_and_the_figures_are_said(lear
     assert jobs[-1].start == installed, "it starts from the installed head"
 
 
-@pytest.mark.slow
 def test_a_better_head_takes_the_place_of_the_one_that_was_made_here(learning, monkeypatch, tmp_path):
     monkeypatch.setattr(GuardFigures, "passes", True)
     made = make(replace(learning, name="target-head-q8_0"))
@@ -429,7 +426,6 @@ def test_a_part_of_the_training_is_the_mean_of_old_and_new_weights(target, tmp_p
     assert judged == ["new"], "nothing is gained: no part is tried"
 
 
-@pytest.mark.slow
 def test_after_a_part_the_next_training_goes_on_from_the_file_and_is_judged_by_the_first_head(
     learning, request_, jobs, tmp_path, monkeypatch
 ):
@@ -459,7 +455,6 @@ def test_after_a_part_the_next_training_goes_on_from_the_file_and_is_judged_by_t
         assert (stored.path / FIRST_HEAD).read_bytes() == present, "learning begins anew"
 
 
-@pytest.mark.slow
 def test_the_guards_texts_deleted_is_one_line_and_nothing_is_replaced(learning, jobs, tmp_path):
     make(learning)
     n_jobs = len(jobs)
@@ -478,7 +473,6 @@ def test_the_guards_texts_deleted_is_one_line_and_nothing_is_replaced(learning, 
     assert (tmp_path / "models" / "target-head-q8_0.gguf").read_bytes() == before
 
 
-@pytest.mark.slow
 def test_what_the_user_writes_after_a_night_without_texts_to_judge_by_is_learnt(
     request_, speeds, jobs, tiny_path
 ):
@@ -503,7 +497,6 @@ def test_what_the_user_writes_after_a_night_without_texts_to_judge_by_is_learnt(
     assert len(jobs) == n_jobs + 3
 
 
-@pytest.mark.slow
 def test_a_second_process_that_learns_is_refused_in_one_line(learning, tiny_path):
     with (
         DraftStore("target", hash_file(tiny_path)).locked_folder(),
@@ -513,7 +506,6 @@ def test_a_second_process_that_learns_is_refused_in_one_line(learning, tiny_path
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.slow
 def test_a_file_of_rejected_places_of_another_model_is_refused_by_name(learning, tiny_path):
     other = RejectedPlaces("cd" * 32)
     other.append(rejected_text(5))

@@ -55,7 +55,6 @@ def test_a_history_that_is_too_small(request_, tiny_target):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.slow
 def test_the_second_draft_learns_from_use_and_that_is_remembered(
     request_, speeds, jobs, tiny_path, tiny_target
 ):

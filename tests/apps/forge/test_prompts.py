@@ -39,14 +39,12 @@ def drawn() -> list[TextPrompt]:
     return list(islice(built_in(0), N))
 
 
-@pytest.mark.slow
 def test_there_are_enough_and_none_comes_twice(drawn: list[TextPrompt]) -> None:
     assert len(drawn) == N
     assert len({prompt.key for prompt in drawn}) == N
     assert all(len(prompt.turns) == 1 and prompt.turns[0].strip() for prompt in drawn)
 
 
-@pytest.mark.slow
 def test_the_same_for_a_seed_and_others_for_another(drawn: list[TextPrompt]) -> None:
     assert list(islice(built_in(0), 300)) == drawn[:300]
     others = {prompt.turns for prompt in islice(built_in(1), 300)}

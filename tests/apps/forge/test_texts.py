@@ -16,7 +16,6 @@ from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
 
 
-@pytest.mark.slow
 def test_files_and_the_history_are_asked_beside_built_in_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

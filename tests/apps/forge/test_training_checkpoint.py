@@ -60,7 +60,6 @@ def test_a_full_disk_is_said_in_one_line():
         loop.save_checkpoint(loop.Path("/proc/nothing"), TREE, {})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(48, 48), (32, 96), (96, 32)])
 def test_muon_steps_are_equally_long_in_all_directions(shape):
     rng = np.random.default_rng(1)

@@ -59,7 +59,6 @@ def end_after(n_steps: int):
     return on_progress
 
 
-@pytest.mark.slow
 def test_a_training_learns(whole):
     trained, folder, told = whole
     assert trained.n_tokens >= 3000
@@ -84,7 +83,6 @@ def test_a_step_is_compiled_once(target, dataset, tmp_path, monkeypatch):
     assert n_traced == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("n_steps", [3, 17])
 def test_it_goes_on_as_if_it_had_never_ended(target, dataset, whole, tmp_path, n_steps):
     with pytest.raises(KeyboardInterrupt):
@@ -102,7 +100,6 @@ def damaged(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.slow
 def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(target, dataset, whole, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trained_in(tmp_path, target, dataset, on_progress=end_after(4))
@@ -116,7 +113,6 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(target, dataset
     jax.tree.map(np.testing.assert_array_equal, trained.params, whole[0].params)
 
 
-@pytest.mark.slow
 def test_both_checkpoints_damaged_is_said_and_it_begins_anew(target, dataset, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trained_in(tmp_path, target, dataset, on_progress=end_after(2))
@@ -139,13 +135,11 @@ def test_both_checkpoints_damaged_is_said_and_it_begins_anew(target, dataset, tm
     assert told[0].share == 0.0
 
 
-@pytest.mark.slow
 def test_it_ends_when_acceptance_no_longer_rises(target, dataset, tmp_path):
     trained = trained_in(tmp_path, target, dataset, replace(STILL, evaluate_s=0.0, patience=2))
     assert len(trained.history) == 3
 
 
-@pytest.mark.slow
 def test_a_second_training_starts_from_the_first_ones_weights(target, dataset, whole, tmp_path):
     settings = replace(STILL, tokens=1)
     trained = trained_in(tmp_path, target, dataset, settings, start=whole[1])

@@ -60,7 +60,6 @@ def nodes(environment: dict[str, str]) -> Iterator[str]:
         node.communicate()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("drafting", [("--drafter", "none"), ("--drafter", "suffix"), ("--draft", "MODEL")])
 def test_the_text_is_that_of_one_machine(
     environment: dict[str, str], model: str, nodes: str, drafting: tuple[str, str]
@@ -75,7 +74,6 @@ def test_the_text_is_that_of_one_machine(
     assert len(here.stdout) > 40
 
 
-@pytest.mark.slow
 def test_a_node_dies_in_the_middle_of_a_text(environment: dict[str, str], model: str) -> None:
     (first, one), (second, other) = start(environment), start(environment)
     command = [*PROGRAM, "run", *PLAIN, "-n", "3500", "--target", model, "--rpc", f"{one},{other}", "one two"]

@@ -85,7 +85,6 @@ QUESTION = "What is the weather in Paris?"
 # ---- LangChain ----
 
 
-@pytest.mark.slow
 @LANGCHAIN
 def test_langchain_answers_and_streams(tiny: Served, chat: Any):
     model = chat(
@@ -227,7 +226,6 @@ def run_llm(folder: Path, served: Served, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_llm_prompts_and_streams(tiny: Served, tmp_path: Path):
     options = ("-o", "max_tokens", "8", "-o", "temperature", "0")
     streamed = run_llm(tmp_path, tiny, "hello", "-s", "be brief", *options)
@@ -235,7 +233,6 @@ def test_llm_prompts_and_streams(tiny: Served, tmp_path: Path):
     assert run_llm(tmp_path, tiny, "hello", "-s", "be brief", "--no-stream", *options) == streamed
 
 
-@pytest.mark.slow
 def test_llm_schema(tiny: Served, tmp_path: Path):
     schema = json.dumps(Mood.model_json_schema())
     text = run_llm(

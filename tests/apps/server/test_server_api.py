@@ -237,7 +237,6 @@ def test_sampling_fields_reach_the_engine(client: httpx.Client, alone: Engine):
     assert greedy == chat(client, temperature=0)["choices"] == chat(client, top_p=0)["choices"]
 
 
-@pytest.mark.slow
 def test_answers_without_a_seed_are_distributed_as_the_targets(client: httpx.Client, alone: Engine):
     n, k = 400, 3
     warm = {"temperature": 1, "top_k": k, "top_p": 1, "min_p": 0, "logprobs": 0, "max_tokens": 2}

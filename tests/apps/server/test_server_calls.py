@@ -282,7 +282,6 @@ def test_a_forced_call_is_never_text_wherever_it_is_cut(family: str):
         assert found.said == "" and [name for name, _ in found.calls] == ["f"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(deadline=None)
 @given(data=st.data())

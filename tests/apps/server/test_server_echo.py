@@ -52,7 +52,6 @@ def expected(path: Path, tokens: list[int], top: int) -> list[tuple[float, dict[
     return found
 
 
-@pytest.mark.slow
 def test_logprobs_of_a_prompt_are_those_of_one_pass(client: httpx.Client, served: Served, tiny_path: Path):
     model = served.engine.target
     tokens = model.tokenize(PROMPT, add_special=True, parse_special=True)

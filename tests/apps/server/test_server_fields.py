@@ -486,7 +486,6 @@ def test_tokens_that_end_a_text(client: httpx.Client, served: Served):
 # ---- several answers ----
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_several_answers_differ_and_come_again(tiny_path: Path, parallel: int):
     options = {"parallel": parallel, "n_ctx": 256}

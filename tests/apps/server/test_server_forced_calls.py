@@ -104,7 +104,6 @@ def check(name: str, arguments: dict[str, Any]) -> None:
     assert isinstance(arguments.get("where", {"x": 1})["x"], int)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forced_calls_are_in_the_familys_form_and_fit_the_schema(family: str):
     form, names = form_of(family), set()
@@ -258,7 +257,6 @@ MADE = [row for row in (*tools.ROWS, *generators.ROWS, *models.rows()) if isinst
 CORPUS = [row for row in MADE if not (row.unenforced or row.is_openapi or "'number'" in str(row.schema))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forced_calls_fit_the_schemas_that_clients_send(family: str):
     """A family has a third of the schemas, and each schema a third of the families."""

@@ -134,7 +134,6 @@ def served(files, environment, tmp_path_factory):
 # ---- which model answers ----
 
 
-@pytest.mark.slow
 def test_the_model_of_a_request_answers_it(served):
     assert served.ready["models"] == ["one", "two", "slow", "heard", "vectors", "broken"]
     assert served.client.get("/v1/models/MADE:latest").json()["id"] == "slow", "the name in its file"
@@ -158,7 +157,6 @@ def test_the_model_of_a_request_answers_it(served):
     assert served.client.post("/api/show", json={}).json()["capabilities"]
 
 
-@pytest.mark.slow
 def test_a_stored_response_outlives_its_model_and_another_goes_on_with_it(served):
     asked = {"model": "one", "input": "abc", "max_output_tokens": 3}
     first = served.client.post("/v1/responses", json=asked).json()
@@ -175,7 +173,6 @@ def test_a_stored_response_outlives_its_model_and_another_goes_on_with_it(served
     assert served.states()["one"] == "unloaded"
 
 
-@pytest.mark.slow
 def test_an_unknown_model_is_a_404_in_the_form_of_each_api(served):
     error = served.text("none").json()["error"]
     assert error["code"] == "model_not_found"
@@ -187,7 +184,6 @@ def test_an_unknown_model_is_a_404_in_the_form_of_each_api(served):
     assert served.text("one", mirostat=2).status_code == 400  # as the model's own server answers
 
 
-@pytest.mark.slow
 def test_lists_tell_of_all_and_metrics_of_one(served):
     served.text("one")
     listed = {one["id"]: one["edgespec"] for one in served.client.get("/v1/models").json()["data"]}
@@ -206,7 +202,6 @@ def test_lists_tell_of_all_and_metrics_of_one(served):
     assert served.client.get("/metrics?model=broken").status_code == 404
 
 
-@pytest.mark.slow
 def test_a_page_elsewhere_and_a_large_body_are_refused_once_for_all(served):
     assert served.client.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
     assert served.client.post("/v1/completions", content=bytes(5 << 20)).status_code == 413
@@ -216,7 +211,6 @@ def test_a_page_elsewhere_and_a_large_body_are_refused_once_for_all(served):
 # ---- what goes wrong ----
 
 
-@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_refused_by_name_and_the_others_go_on(served):
     error = served.text("broken")
     assert (error.status_code, error.json()["error"]["code"]) == (500, "model_not_loaded")
@@ -229,7 +223,6 @@ SAID = [{"role": "user", "content": "abc"}]
 LONG = {"max_tokens": 8000, "temperature": 0}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "end"),
     [
@@ -263,7 +256,6 @@ def test_a_process_that_is_killed_in_a_stream_ends_it_in_the_form_of_its_api(ser
     assert served.text("slow").json()["usage"]["completion_tokens"] == 3
 
 
-@pytest.mark.slow
 def test_a_process_that_is_killed_in_a_whole_answer_is_a_503(served):
     served.text("slow")
     with ThreadPoolExecutor() as threads:
@@ -278,7 +270,6 @@ def test_a_process_that_is_killed_in_a_whole_answer_is_a_503(served):
     assert served.text("slow").status_code == 200
 
 
-@pytest.mark.slow
 def test_a_process_that_died_while_nobody_asked_is_not_noticed_by_clients(served):
     served.text("one")
     served.kill("one")
@@ -286,7 +277,6 @@ def test_a_process_that_died_while_nobody_asked_is_not_noticed_by_clients(served
     assert served.text("one").status_code == 200
 
 
-@pytest.mark.slow
 def test_sixty_four_clients_of_two_models(served):
     with ThreadPoolExecutor(64) as threads:
         names = ["one", "two"] * 32
@@ -297,7 +287,6 @@ def test_sixty_four_clients_of_two_models(served):
     assert len(texts) == 2
 
 
-@pytest.mark.slow
 def test_a_client_that_leaves_ends_the_work_and_one_that_leaves_while_it_loads_disturbs_nobody(served):
     nothing = {"model": "slow", "keep_alive": 0}
     assert served.client.post("/api/generate", json=nothing).json()["done_reason"] == "unload"
@@ -320,7 +309,6 @@ def test_a_client_that_leaves_ends_the_work_and_one_that_leaves_while_it_loads_d
     assert 'edgespec_generations_total{outcome="cancelled"} 1.0' in metrics
 
 
-@pytest.mark.slow
 def test_several_by_options_and_an_end_with_an_answer_under_way(files, environment):
     with several(environment, "--model", files / "slow.gguf", "-m", files / "one.gguf") as running:
         assert running.ready["models"] == ["slow", "one"]
@@ -361,7 +349,6 @@ async def _use(pool, name):
         return process.pid
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{"room": 350}, {"max_models": 3}])
 def test_the_least_recently_used_leaves_for_another_and_a_pinned_one_never(spec, tmp_path, limits):
     log = []
@@ -391,7 +378,6 @@ def test_the_least_recently_used_leaves_for_another_and_a_pinned_one_never(spec,
     assert "edgespec: b is unloaded: its memory is for last" in log
 
 
-@pytest.mark.slow
 def test_a_model_that_finds_no_memory_when_it_loads_has_others_leave(spec, tmp_path, monkeypatch):
     start, refusals = ModelProcess.start, ["edgespec: error: not enough memory"]
 
@@ -419,7 +405,6 @@ def test_a_model_that_finds_no_memory_when_it_loads_has_others_leave(spec, tmp_p
     asyncio.run(use())
 
 
-@pytest.mark.slow
 def test_a_busy_model_answers_before_it_leaves_and_is_loaded_again(spec, tmp_path):
     order = []
 
@@ -445,7 +430,6 @@ def test_a_busy_model_answers_before_it_leaves_and_is_loaded_again(spec, tmp_pat
     assert [order[0], order[2]] == ["answered", ("loaded", "unloaded")]
 
 
-@pytest.mark.slow
 def test_a_stream_says_that_its_model_is_loaded_and_why_it_is_not(spec, files, tmp_path, monkeypatch):
     monkeypatch.setattr("edgespec.apps.server.router.app._ALIVE_S", 0.05)
     log = []

@@ -372,7 +372,6 @@ def pasted(page):
     return page.get_by_label("Message", exact=True).input_value()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("clipboard", [True, False], ids=["clipboard", "without TLS"])
 def test_code_and_the_whole_answer_are_copied_as_they_were_written(browser, scripted, clipboard):
     context = {"permissions": ["clipboard-read", "clipboard-write"]} if clipboard else {}

@@ -104,7 +104,6 @@ ATTRIBUTES = {
 }
 
 
-@pytest.mark.slow
 def test_nothing_that_an_answer_says_is_run_or_loaded(visit, scripted):
     page = visit.page
     page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
@@ -162,7 +161,6 @@ def test_no_nesting_is_too_deep(visit, scripted, text):
     assert len(scripted.show(visit, text, 5_000).text_content()) > 100
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("text", ["> " * 100 + "deep", "\n".join("  " * i + "- deep" for i in range(100))])
 def test_deep_nesting_keeps_to_a_phone(browser, scripted, text):
     visit = Visit(browser, scripted.url, viewport={"width": 320, "height": 640})

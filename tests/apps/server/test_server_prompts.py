@@ -417,7 +417,6 @@ def test_models_tell_truly_whether_functions_can_be_called(tmp_path: Path):
             assert client.get("/v1/models").json()["data"][0]["edgespec"]["tools"] is takes
 
 
-@pytest.mark.slow
 def test_one_call_where_several_are_not_wanted(tmp_path: Path):
     """The text ends with its first call, in any form."""
     path = write_tiny_gguf(tmp_path / "model.gguf", chat_template=HERMES, n_ctx=1024)

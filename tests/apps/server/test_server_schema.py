@@ -63,7 +63,6 @@ def description(served: Served) -> Any:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path", "mode", "n"),
     [

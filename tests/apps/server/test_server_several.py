@@ -187,7 +187,6 @@ async def ask(worker: Worker, request: Request, prompt: list[int]) -> list[Token
     return tokens
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_random_clients_get_what_they_get_alone(engine, fresh, pipe, prompts, seed):
     rng = random.Random(seed)

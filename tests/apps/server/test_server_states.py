@@ -17,7 +17,6 @@ SYSTEM = "the quick brown fox jumps over the lazy dog " * 8
 """With more tokens than a stop to copy a state is worth (llama/sequence_pool.py)."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [1, 3])
 @pytest.mark.parametrize("name", SOME)
 def test_several_clients_get_what_each_gets_alone(name: str, parallel: int) -> None:

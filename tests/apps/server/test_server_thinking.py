@@ -48,7 +48,6 @@ def said(answer: dict[str, Any], index: int = 0) -> tuple[str, str]:
     return message.get("reasoning_content", ""), message["content"]
 
 
-@pytest.mark.slow
 def test_a_thought_is_the_usual_one_up_to_its_budget(models: dict[str, Served]):
     served = models["thinks"]
     usual = chat(served, max_tokens=20)
@@ -66,7 +65,6 @@ def test_a_thought_is_the_usual_one_up_to_its_budget(models: dict[str, Served]):
     assert chat(served, reasoning_budget=-1, max_tokens=20)["choices"] == usual["choices"]
 
 
-@pytest.mark.slow
 def test_no_drafter_changes_the_text(models: dict[str, Served]):
     for seed in range(3):
         fields = {"reasoning_budget": 6, "seed": seed, "n": 2, "temperature": 2, "top_k": 0, "min_p": 0}
@@ -78,7 +76,6 @@ def test_no_drafter_changes_the_text(models: dict[str, Served]):
         assert all(said(plain, i)[0].endswith(LAST_WORDS) for i in (0, 1))
 
 
-@pytest.mark.slow
 def test_a_schema_holds_after_a_thought_that_is_ended(models: dict[str, Served]):
     schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
@@ -89,7 +86,6 @@ def test_a_schema_holds_after_a_thought_that_is_ended(models: dict[str, Served])
     assert (thought, json.loads(text)["a"] in ("x", "y")) == ("", True)
 
 
-@pytest.mark.slow
 def test_a_thought_that_is_gone_on_with_is_limited(models: dict[str, Served]):
     messages = [*HELLO, {"role": "assistant", "content": "<think>Hm, so"}]
     fields = {"continue_final_message": True, "reasoning_budget": 3}

@@ -21,8 +21,6 @@ from server_app import Served, serving
 from speech_app import recording, speech_service
 from tiny_bert import TinyBert
 
-pytestmark = pytest.mark.slow
-
 WORDS = re.compile(
     r"\b(None|NoneType|True|False|dict|dictionary|bytes|bytearray|str|int|float|bool|tuple|iterable|"
     r"pydantic|Input|valid (string|integer|number|list|dictionary)|instance|validator|Value error|"

@@ -97,7 +97,6 @@ def test_what_is_no_grammar_is_refused(read, text, reason):
     assert len(str(error.value)) < 250
 
 
-@pytest.mark.slow
 def test_rules_that_refer_to_rules_without_end_end_no_process(tiny_target):
     """The library descends into each: 8 MB of stack are too few for what a text of 256 KiB can hold."""
     constraint = Grammar.from_lark(tiny_target, "start: r0\n" + deep(12_000, ": ")).begin()
@@ -471,7 +470,6 @@ def run(tiny_path, tiny_draft_path, child_environment, tmp_path):
     return run
 
 
-@pytest.mark.slow
 def test_run_fills_a_schema_and_says_what_is_missing(run, tmp_path):
     path = tmp_path / "s.json"
     n = {"type": "integer", "minimum": 3, "maximum": 40}
@@ -489,7 +487,6 @@ def test_run_fills_a_schema_and_says_what_is_missing(run, tmp_path):
 SMALL = json.dumps({"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"]})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "files", "stdin", "text"),
     [
@@ -511,7 +508,6 @@ def test_what_the_text_must_match_comes_as_users_give_it(run, tmp_path, argument
     assert (done.returncode, done.stdout.strip()) == (0, text), done.stderr
 
 
-@pytest.mark.slow
 def test_run_refuses_what_is_no_grammar(run, tmp_path):
     bad = tmp_path / "bad.gbnf"
     bad.write_bytes(b'root ::= "\xff"')
@@ -532,7 +528,6 @@ def test_run_refuses_what_is_no_grammar(run, tmp_path):
 
 
 @pytest.mark.pair
-@pytest.mark.slow
 def test_the_real_pair_fills_a_schema(pair):
     schema = {**PERSON, "properties": {**PERSON["properties"], "name": {"type": "string"}}}
     prompt = "Invent a developer. Answer with a JSON object of name, age, role and tags."

@@ -51,7 +51,6 @@ SAMPLE = [row for row in PLAIN if "object" in str(row.schema)][1::9]
 
 
 @pytest.mark.pair
-@pytest.mark.slow
 @pytest.mark.parametrize("row", SAMPLE, ids=lambda row: row.name)
 def test_what_a_model_writes_matches(engine, row: Row):
     grammar = Grammar.from_json_schema(engine.target, row.schema)

@@ -132,7 +132,6 @@ def test_what_is_emitted_is_distributed_as_the_target_alone(clock, level):
     exact(clock, level, "block", MODEL, 3_000)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "rule"), [("staged", "block"), ("all", "block"), ("random", "block"), ("random", "chain")]
 )
@@ -451,7 +450,6 @@ PROMPTS = {
 
 
 @pytest.mark.pair
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma-3-270m-q4_k_m"])
 def test_real_drafts_of_other_vocabularies(pair, name):
     try:

@@ -123,7 +123,6 @@ TEXTS = [
 
 
 @pytest.mark.pair
-@pytest.mark.slow
 @pytest.mark.parametrize(("which", "least"), [(1, 39_000), (2, 95_000)])
 def test_real_vocabularies(vocabularies, which, least):
     target, draft = vocabularies[0], vocabularies[which]
@@ -141,7 +140,6 @@ def test_real_vocabularies(vocabularies, which, least):
 
 
 @pytest.mark.pair
-@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 def test_real_tokenizers_keep_every_byte(vocabularies, text):
     data = text.encode()

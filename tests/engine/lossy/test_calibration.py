@@ -248,7 +248,6 @@ def test_a_damaged_file_is_looked_at_only(headers):
 # ---- with models ----
 
 
-@pytest.mark.slow
 def test_marks_are_what_the_models_say_token_by_token(tiny_target, tiny_draft):
     prompt, answer = list(range(40, 52)), list(range(60, 95))
     with TeacherForcing(tiny_target, tiny_draft, n_ctx=100, n_threads=1) as teacher:

@@ -447,7 +447,6 @@ def test_lenience_at_temperature_0(engine):
 
 
 @pytest.mark.pair
-@pytest.mark.slow
 def test_the_real_pair(pair):
     prompt, options = "Write a quicksort in Python.", {"params": GREEDY, "n_predict": 24, "seed": 1}
     with Engine(*pair) as engine, Engine(pair[1], drafter="none") as small:

@@ -115,7 +115,6 @@ def test_every_refusal_has_the_form(
     assert found.error.type == kind and found.request_id == response.headers["request-id"]
 
 
-@pytest.mark.slow
 def test_failures_have_the_form_too(tmp_path: Path):
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_ctx=1 << 16)
     endless_fields = {

@@ -22,7 +22,6 @@ class Friend(BaseModel):
     grown: bool
 
 
-@pytest.mark.slow
 def test_chat_and_generate_are_the_engines_answer(client: ollama.Client, expected: str):
     chat = client.chat("edgespec", HELLO, options=GREEDY)
     assert (chat.message.role, chat.message.content) == ("assistant", expected)

@@ -26,7 +26,6 @@ PAGE = Path(__file__).parents[4] / "docs" / "server.md"
 ADDRESS = "http://127.0.0.1:11434"
 
 
-@pytest.mark.slow
 def test_limits_are_those_of_the_other_api(target: Path, monkeypatch: pytest.MonkeyPatch):
     options = {"temperature": 0, "num_predict": 4000}
     with (

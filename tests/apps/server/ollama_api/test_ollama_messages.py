@@ -178,7 +178,6 @@ def text_of(answer: ollama.ChatResponse) -> str:
     return (answer.message.thinking or "") + (answer.message.content or "")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "think", "begins"),
     [

@@ -37,12 +37,14 @@ EXCLUSIVE = (
     *(("--grammar", "--json-schema"), ("--grammar", "--regex"), ("--json-schema", "--regex")),
     *((name, "--mode cascade") for name in ("--grammar", "--json-schema", "--regex", "--drafter draftless")),
     *(("--draft", "--drafter draftless"), ("--draft", "--drafter mtp")),
-    *(("--drafter own", name) for name in ("--gamma", "--objective energy", "--explain")),
+    *(("--drafter own", name) for name in ("--gamma", "--objective energy", "--explain", "--ray")),
+    *(("--problems", "--no-accuracy"), ("--text", "--no-accuracy")),
     *(("--no-stats", "--stats full"), ("--json", "--show-draft")),
 )
 """Options that contradict each other, in every command; one with a value: where it has this value or kind."""
 
 _FIELDS = {"--continue": "continues", "MODEL": "model"}
+_NEGATED = {"--no-cache": "cache", "--no-accuracy": "accuracy"}
 
 R = TypeVar("R")
 G = TypeVar("G")
@@ -146,18 +148,25 @@ def changed(group: G, values: Mapping[str, object]) -> G:
     return type(group)(**made)
 
 
+def refuse_contradictions(found: Mapping[str, bool]) -> None:
+    """Raise UsageError for the first options of `found` that were both given."""
+    for options, both in found.items():
+        if both:
+            raise UsageError(f"{options} contradict each other: choose one")
+
+
 def refuse_exclusive(values: Mapping[str, Any]) -> None:
     """Raise UsageError for the first two options of EXCLUSIVE that were both given."""
+    drafter = f"--drafter {values.get('drafter')}"
     for pair in EXCLUSIVE:
-        if all(_is_given(one, values) for one in pair):
-            shown = (f"--drafter {values['drafter']}" if one.startswith("--drafter") else one for one in pair)
-            raise UsageError(f"{' and '.join(shown)} contradict each other: choose one")
+        shown = " and ".join(drafter if one.startswith("--drafter") else one for one in pair)
+        refuse_contradictions({shown: all(_is_given(one, values) for one in pair)})
 
 
 def _is_given(option: str, values: Mapping[str, Any]) -> bool:
     name, _, wanted = option.partition(" ")
-    if name == "--no-cache":
-        return values.get("cache") is False
+    if name in _NEGATED:
+        return values.get(_NEGATED[name]) is False
     found = values.get(_FIELDS.get(name, name.removeprefix("--").replace("-", "_")))
     if not wanted or found is None:
         return found is not None and found is not False and found not in ([], 0)

@@ -434,10 +434,3 @@ def read_size(field: str, text: str) -> int:
     if not n_bytes:
         raise UsageError("must be a size such as 500MB or 8GB", field=field, value=text)
     return n_bytes
-
-
-def refuse_contradictions(found: dict[str, bool]) -> None:
-    """Raise UsageError for the first options of `found` that were both given."""
-    for options, both in found.items():
-        if both:
-            raise UsageError(f"{options} contradict each other: choose one")

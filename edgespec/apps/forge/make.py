@@ -165,6 +165,7 @@ class MakeRun:
                 return None
             self._state.until = tokens_wanted(request, self._dataset, learns=learns)
         if not self._state.written:
+            self._save()
             with self._metered(meter):
                 self._write()
             self._state.written = True
@@ -209,8 +210,7 @@ class MakeRun:
 
     @contextmanager
     def _metered(self, meter: Meter) -> Iterator[None]:
-        """Count the joules of a stage, one that is stopped too, and save the run before and after it."""
-        self._save()
+        """Count the joules of a stage, one that is stopped too, and save the run after it."""
         window, state = meter.begin(), self._state
         try:
             yield

@@ -130,11 +130,6 @@ class AnswerText:
         return sum(self._starts[start:end])
 
 
-def finish_reason(result: Result) -> FinishReason:
-    """Return why a text ended, in OpenAI's words."""
-    return "length" if result.stop_reason in ("length", "context") else "stop"
-
-
 class AnswerEvents:
     """The events of a text: `add` tokens as they come, then `finish`."""
 

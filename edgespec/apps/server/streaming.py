@@ -76,7 +76,6 @@ class RequestRun(Generic[Part, End]):
         self._leave: dict[int, Callable[[], None]] = {}  # ends each answer under way
         self._have_read: set[int] = set()  # prompts
         self._refused: Exception | None = None
-        self._is_closed = False
         self._watch: asyncio.Task[None] | None = None
         self._begin()
 
@@ -215,7 +214,6 @@ class RequestRun(Generic[Part, End]):
 
     def close(self) -> None:
         """End the texts that are under way, and begin none of those that wait."""
-        self._is_closed = True
         self._unbegun.clear()
         self._news.clear()
         self._news.append((0, ClientGone()))

@@ -26,10 +26,8 @@ from edgespec.cli.options import (
     WattsOption,
     most_tokens,
     named_drafter,
-    refuse_contradictions,
 )
 from edgespec.cli.progress import WorkDisplay
-from edgespec.decoding.choices import is_plugin
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import check_writable
 
@@ -185,9 +183,6 @@ def batch_command(
     drafter = named_drafter(loading.drafter)
     if loading.compute.cache_type == "auto":
         raise UsageError("--cache-type auto: a batch that goes on later could get another; name a type")
-    refuse_contradictions(
-        {f"--drafter {loading.drafter} and --ray": loading.ray is not None and is_plugin(loading.drafter)}
-    )
     if importlib.util.find_spec("fastapi") is None:
         raise EdgespecError("edgespec batch needs fastapi: pip install 'edgespec[serve]'")
     from edgespec.apps.batch.lines import open_input

@@ -19,7 +19,7 @@ from edgespec.apps.bench.suites import DEFAULT, load_suite
 from edgespec.cli.completion import complete_models
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.groups import grouped, option_group, shown
-from edgespec.cli.options import ThreadsOption, WattsOption, refuse_contradictions
+from edgespec.cli.options import ThreadsOption, WattsOption
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.errors import EdgespecError, UsageError, check_choice, describe_os_error
 from edgespec.llama.choices import KernelsChoice
@@ -107,13 +107,7 @@ class AccuracyOptions:
     ] = None
 
     def read(self) -> str:
-        """Return the text. Raises UsageError, for options that contradict each other too."""
-        refuse_contradictions(
-            {
-                "--problems and --no-accuracy": bool(self.problems) and not self.accuracy,
-                "--text and --no-accuracy": self.text is not None and not self.accuracy,
-            }
-        )
+        """Return the text. Raises UsageError."""
         if not self.text:
             return "\n\n".join(prompt.text for prompt in load_suite(DEFAULT).prompts)
         return read_text_file(self.text, "text")

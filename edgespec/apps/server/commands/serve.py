@@ -34,7 +34,7 @@ from edgespec.apps.server.router.preset import (
     read_preset,
 )
 from edgespec.cli.console import INTERRUPTED, err, message, out
-from edgespec.cli.groups import as_words, changed, grouped, refuse_exclusive, shown
+from edgespec.cli.groups import as_words, changed, grouped, refuse_contradictions, refuse_exclusive, shown
 from edgespec.cli.local_run import RunningServer, announced_server, file_identity, installation
 from edgespec.cli.options import (
     ComputeOnNodes,
@@ -43,7 +43,6 @@ from edgespec.cli.options import (
     StateOptions,
     WattsOption,
     named_drafter,
-    refuse_contradictions,
 )
 from edgespec.cli.progress import pull_named
 from edgespec.errors import EdgespecError, UsageError

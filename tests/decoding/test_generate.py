@@ -758,7 +758,9 @@ class FiveWatts(EnergySource):
 
 
 @pytest.fixture
-def counting(engine):
+def counting(engine, monkeypatch):
+    """An engine whose meter counts readings; a slow moment of the machine adds none."""
+    monkeypatch.setattr("edgespec.decoding.generate._WORTH_A_MARK_S", math.inf)
     with EnergyMeter(Counter(), clock=itertools.count().__next__, threaded=False) as meter:
         engine.meter = meter
         yield engine

@@ -60,7 +60,6 @@ def _print(report: Report, *, asked: bool) -> None:
 
     threads, memory = report["threads"], report["memory"]
     features = report["cpu"]["features"]
-    at_least = "at least " if memory["busy_processors"] else ""
     present = [name for name, has in features.items() if has]
     absent = [name for name, has in features.items() if not has]
     print_line("cpu", report["cpu"]["model"])
@@ -73,7 +72,7 @@ def _print(report: Report, *, asked: bool) -> None:
         + (f" under {memory['limited_by']}" if memory["limited_by"] else "")
         + "; "
         f"{size(memory['peak_rss'])} used here at the peak"
-        + (f"; {at_least}{memory['bytes_per_s'] / 1e9:.1f} GB/s are read" if memory["bytes_per_s"] else ""),
+        + (f"; {memory['bytes_per_s'] / 1e9:.1f} GB/s are read" if memory["bytes_per_s"] else ""),
     )
     print_line("energy", report["energy"]["source"] or f"unavailable: {report['energy']['reason']}")
     libraries = report["libraries"]
@@ -86,11 +85,6 @@ def _print(report: Report, *, asked: bool) -> None:
     _print_kernels(report["kernels"])
     out.print()
     _print_pairs(report["pairs"])
-    if (busy := memory["busy_processors"]) and not any(row["best"] for row in report["pairs"]):
-        out.print(
-            f"no pair is recommended: other programs kept {busy:.1f} processors busy while memory was read, "
-            "which tells nothing of its speed; look again when they have ended"
-        )
     if not report["models"] and not asked:
         out.print()
         print_line("models", "the default pair is not here; name a model to see what of it is packed")
@@ -119,16 +113,11 @@ def _print_pairs(report: list[Report]) -> None:
     """Print the pairs as a table."""
     from edgespec.cli.doctor_report import size
 
-    table = Table("pair", "target", "memory", "tokens/s", "", box=None, pad_edge=False)
+    table = Table("pair", "target", "memory", "", box=None, pad_edge=False)
     for row in report:
         fits = {True: "fits", False: "too large", None: "unknown"}[row["fits"]]
-        speed = f"{row['tokens_per_s']:.1f}" if row["tokens_per_s"] else "unknown"
-        table.add_row(row["pair"], row["target"], size(row["needed"]), speed, fits + ", best" * row["best"])
+        table.add_row(row["pair"], row["target"], size(row["needed"]), fits)
     print_table(table)
-    if any(row["tokens_per_s"] for row in report):
-        out.print(
-            "tokens/s: expected without drafts, by how fast memory is read; best: the largest with 8 or more"
-        )
 
 
 def _threads_line(threads: Report) -> str:

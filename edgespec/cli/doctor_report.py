@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +16,6 @@ import msgspec
 from edgespec.cli.console import err, line_of, message
 from edgespec.drafting.draft import find_draft
 from edgespec.drafting.draft_search import DraftSearch
-from edgespec.drafting.profile_store import known_times
 from edgespec.engine.capacity import CapacityRequest, expected_capacity
 from edgespec.engine.model_choice import choose_models, choose_refs
 from edgespec.errors import EdgespecError
@@ -29,7 +27,6 @@ from edgespec.llama.gguf_header import (
     GGUFHeader,
     architecture_support,
     check_model_file,
-    file_fingerprint,
     read_header,
     read_tensors,
 )
@@ -64,7 +61,7 @@ from edgespec.platform.cpu import (
     read_cpu,
 )
 from edgespec.platform.machine import processor_clock, temperatures, throttling
-from edgespec.platform.memory import available_bytes, memory_left, peak_rss_bytes, total_bytes
+from edgespec.platform.memory import memory_left, peak_rss_bytes, total_bytes
 from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
 from edgespec.platform.plugins import part
 
@@ -87,14 +84,13 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
     paths, host = model_paths(models), _host(root)
     with err.status("testing the kernels"):
         loaded = kernels.load(retest=retest)
-        speed = _reading(loaded) if root == Path("/") else ReadingSpeed()
-    host["memory"] |= {"bytes_per_s": speed.bytes_per_s, "busy_processors": speed.disturbed_by}
+        host["memory"]["bytes_per_s"] = _bytes_per_s(loaded) if root == Path("/") else None
     available = host["memory"]["available"]
     report: Report = {
         "edgespec": version("edgespec"),
         **host,
         "energy": part("energy.source")(root, on_message=message),
-        "pairs": _pairs(root, speed),
+        "pairs": fitting_pairs(load_registry(), Store.default(), available),
         "kernels": _kernels(loaded),
         "models": [_model(name, path, loaded, root, available) for name, path in paths.items()],
     }
@@ -150,32 +146,11 @@ def _host(root: Path) -> Report:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class ReadingSpeed:
-    """How fast memory is read, as measured now, and what earlier runs say of it."""
-
-    bytes_per_s: float | None = None
-    """None: not measured."""
-    disturbed_by: float | None = None
-    """Processors that other programs kept busy meanwhile, so that it may be far too little; None: few."""
-    times: Mapping[str, float] = field(default_factory=dict)
-    """`known_times` of this machine."""
-
-
-def _reading(loaded: Kernels) -> ReadingSpeed:
-    load, n_threads = OtherLoad(), default_threads()
-    bandwidth, busy = memory_bandwidth(loaded, n_threads), load.processors() or 0.0
-    disturbed_by = round(busy, 1) if busy > MOST_OTHER_LOAD else None
-    return ReadingSpeed(bandwidth, disturbed_by, known_times(loaded.name, n_threads))
-
-
-def _pairs(root: Path, speed: ReadingSpeed) -> list[Report]:
-    """Return all pairs; none is the best where that would be decided by what else the machine does."""
-    registry = load_registry()
-    pairs = fitting_pairs(registry, Store.default(), root, speed)
-    is_sure = speed.disturbed_by is None or any(fit.tokens_per_s for fit in pairs)
-    best = best_pair(pairs, registry, root) if is_sure else None
-    return [asdict(fit) | {"best": fit.pair == best} for fit in pairs]
+def _bytes_per_s(loaded: Kernels) -> float | None:
+    """Return how fast memory is read; None where other programs disturbed the measurement."""
+    load = OtherLoad()
+    speed = memory_bandwidth(loaded, default_threads())
+    return None if (load.processors() or 0.0) > MOST_OTHER_LOAD else speed
 
 
 def _kernels(loaded: Kernels) -> Report:
@@ -325,116 +300,32 @@ def size(n_bytes: int | None) -> str:
 # ---- which pairs of models fit into this machine's memory, by their files or else by models.toml ----
 
 
-BEST_SHARE = 0.6
-"""Largest share of the machine's memory for the best pair: other programs and their files need the rest."""
+def fitting_pairs(registry: Registry, store: Store, available: int | None) -> list[Report]:
+    """Return all pairs by the memory they need, unknown needs last, and whether they fit in `available`.
 
-ALIKE = 64 << 20
-"""Pairs that differ by fewer bytes than this count as equally large."""
-
-
-READABLE = 8.0
-"""Tokens a second of the best pair, at least: about what one reads."""
-
-_ACTIVE = re.compile(r"([\d.]+)B-A([\d.]+)B", re.I)  # parameters, and those that a token uses
-
-
-@dataclass(frozen=True, slots=True)
-class PairFit:
-    """A pair of models.toml, and whether this machine can hold it."""
-
-    pair: str
-    target: str
-    draft: str
-    needed: int | None
-    """Bytes of memory that both need with the usual context; None if models.toml says too little."""
-    fits: bool | None
-    """Whether so much is available now; None if unknown."""
-    tokens_per_s: float | None = None
-    """About how fast the target writes without drafts, by the bytes that a token reads; None if unknown."""
-
-
-def fitting_pairs(
-    registry: Registry, store: Store, root: Path = Path("/"), speed: ReadingSpeed | None = None
-) -> list[PairFit]:
-    """Return all pairs, sorted by the memory they need, with unknown needs last.
-
-    `root`: the folder with `proc`. `speed`: what is known of it; of one that was disturbed only what earlier
-    runs say counts.
+    `needed`: bytes of both with the usual context; None if models.toml says too little.
     """
-    available, speed = available_bytes(root), speed or ReadingSpeed()
-    times = {name: _known_time(registry.get(name), registry, store, speed) for name in registry.entries}
-    read = {name: _bytes_a_token(registry.get(name), registry) for name in registry.entries}
-    speeds = [n / seconds for name, seconds in times.items() if seconds and (n := read[name])]
-    if speed.bytes_per_s and (speeds or speed.disturbed_by is None):
-        speeds.append(speed.bytes_per_s)
-    bandwidth = max(speeds, default=None)
-    needs = {
-        name: expected_bytes(registry.get(name), registry, store)
-        for name in dict.fromkeys(
-            name for pair in registry.pairs.values() for name in (pair.target, pair.draft)
-        )
-    }
-    found = []
+    rows: list[Report] = []
     for name, pair in registry.pairs.items():
-        target, draft = needs[pair.target], needs[pair.draft]
-        needed = None if target is None or draft is None else PROCESS_BYTES + target + draft
+        parts = [expected_bytes(registry.get(one), registry, store) for one in (pair.target, pair.draft)]
+        known = [n for n in parts if n is not None]
+        needed = PROCESS_BYTES + sum(known) if len(known) == len(parts) else None
         fits = None if needed is None or available is None else needed <= available
-        seconds, n_bytes = times[pair.target], read[pair.target]
-        rate = 1.0 / seconds if seconds else bandwidth / n_bytes if bandwidth and n_bytes else None
-        found.append(PairFit(name, pair.target, pair.draft, needed, fits, rate))
-    return sorted(found, key=lambda fit: (fit.needed is None, fit.needed or 0))
-
-
-def best_pair(pairs: Sequence[PairFit], registry: Registry, root: Path = Path("/")) -> str | None:
-    """Return the largest pair that fits, leaves room for other programs and is READABLE; None if none fits.
-
-    If none is as fast as that, the fastest. Of equally large pairs (ALIKE) it is the last in models.toml; the
-    user's own come after the shipped ones. Speeds that are not known count as fast enough.
-    """
-    most = BEST_SHARE * (total_bytes(root) or 0)
-    fitting = [(fit, fit.needed) for fit in pairs if fit.fits and fit.needed and fit.needed <= most]
-    readable = [one for one in fitting if (one[0].tokens_per_s or READABLE) >= READABLE]
-    if not readable:
-        return max(fitting, key=lambda one: one[0].tokens_per_s or 0.0)[0].pair if fitting else None
-    largest = max(needed for _, needed in readable)
-    alike = {fit.pair for fit, needed in readable if needed > largest - ALIKE}
-    return [name for name in registry.pairs if name in alike][-1]
+        rows.append(
+            {"pair": name, "target": pair.target, "draft": pair.draft, "needed": needed, "fits": fits}
+        )
+    return sorted(rows, key=lambda row: (row["needed"] is None, row["needed"] or 0))
 
 
 def expected_bytes(entry: Entry, registry: Registry, store: Store) -> int | None:
     """Return the memory that the model takes with the usual context; None if unknown."""
     if store.is_present(entry, registry):
-        try:
+        with suppress(EdgespecError):  # a damaged file: estimate from models.toml
             header = check_model_file(store.file(entry))
-        except EdgespecError:
-            pass  # a damaged file: estimate from models.toml
-        else:
             return required_bytes(header, min(header.n_ctx_train, USUAL_CTX))
-    size, shape = _file_bytes(entry, registry), registry.shape(entry)
+    size, shape = entry.size, registry.shape(entry)
+    if entry.derived and not size:
+        source = registry.get(entry.derived.base)
+        bits = BITS.get(entry.derived.type), BITS.get(source.quantization.lower())
+        size = int(source.size * bits[0] / bits[1]) if source.size and bits[0] and bits[1] else None
     return loaded_bytes(size, shape, USUAL_CTX) if size and shape else None
-
-
-def _known_time(entry: Entry, registry: Registry, store: Store, speed: ReadingSpeed) -> float | None:
-    """Return the seconds of a pass of the model over one token, if earlier runs say; else None."""
-    if not speed.times or not store.is_present(entry, registry):
-        return None
-    try:
-        return speed.times.get(file_fingerprint(read_header(store.file(entry))))
-    except (EdgespecError, OSError):
-        return None
-
-
-def _bytes_a_token(entry: Entry, registry: Registry) -> float | None:
-    """Return the bytes of weights that a token reads: the file, but of experts those that are used."""
-    size = _file_bytes(entry, registry)
-    experts = _ACTIVE.fullmatch(entry.params)
-    return size * float(experts[2]) / float(experts[1]) if size and experts else size
-
-
-def _file_bytes(entry: Entry, registry: Registry) -> int | None:
-    """Return the size of the entry's file; for a derived entry, an estimate from its base's size."""
-    if entry.size or not entry.derived:
-        return entry.size
-    source = registry.get(entry.derived.base)
-    bits = BITS.get(entry.derived.type), BITS.get(source.quantization.lower())
-    return int(source.size * bits[0] / bits[1]) if source.size and bits[0] and bits[1] else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict as fields_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +11,8 @@ from msgspec.structs import asdict
 from rich.cells import cell_len
 from rich.table import Table
 
-from edgespec.cli.completion import complete_model, complete_name
-from edgespec.cli.console import err, message, out, print_line, print_table
+from edgespec.cli.completion import complete_name
+from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.made_drafts import described
 from edgespec.cli.options import JsonOption
 from edgespec.cli.progress import PullDisplay, pull_shown
@@ -43,71 +42,7 @@ from edgespec.platform.files import expand_user
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edgespec.drafting.foreign.overlap import Overlap
     from edgespec.models.found.facts import FactsReader, ModelFacts
-
-
-# ---- `edgespec models pair`: tells whether a draft would help a target, even with another vocabulary ----
-
-
-_MEASURED = (
-    "Write a Python function that returns the index of the first number of a sorted list that is not smaller "
-    "than a given one. Add type hints and a docstring.",
-    "My sourdough loaves taste good but come out flat and dense. What is most likely wrong?",
-    "A train leaves at 9:10 and arrives at 10:20, after 84 km. How fast was it? Explain each step.",
-)
-_MEASURED_TOKENS = 64
-
-
-def pair_command(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="The model that decides: a file, a name, or hf:...", autocompletion=complete_model
-        ),
-    ],
-    draft: Annotated[
-        str,
-        typer.Argument(help="The small model that would draft for it.", autocompletion=complete_model),
-    ],
-    *,
-    json: JsonOption = False,
-) -> None:
-    """Run two models on a few prompts: should the one draft for the other? Pulls nothing."""
-    from edgespec.llama.gguf_header import read_header
-
-    paths = resolve(target, pull_missing=False), resolve(draft, pull_missing=False)
-    for name, path in zip((target, draft), paths, strict=True):
-        if read_header(path).only_drafts:
-            raise UsageError(f"{name}: a draft head, which has no vocabulary of its own; name a model")
-    with err.status("running both models"):
-        overlap = _overlap(*paths)
-    if json:
-        facts = {**fields_of(overlap), "worth": overlap.worth, "advice": overlap.advice}
-        out.print_json(data={"target": target, "draft": draft, **facts})
-        return
-    print_line("target", f"{overlap.n_target:,} tokens ({overlap.types[0]})")
-    print_line("draft", f"{overlap.n_draft:,} tokens ({overlap.types[1]}), {overlap.cost:.0%} of its size")
-    same = "the vocabularies are the same" if overlap.equal else f"{overlap.n_shared:,} tokens"
-    print_line("shared", same)
-    print_line("advice", overlap.advice)
-
-
-def _overlap(target: Path, draft: Path) -> Overlap:
-    from edgespec.drafting.foreign.overlap import measure_overlap
-    from edgespec.llama.weights import Model
-    from edgespec.platform.cpu import default_threads
-
-    with Model(target) as ours, Model(draft) as theirs:
-        if not (ours.can_rewind and theirs.can_rewind):
-            raise EdgespecError("one of the models cannot take tokens back")
-        prompts = [
-            ours.tokenize_chat([{"role": "user", "content": prompt}])
-            if ours.chat_template
-            else ours.tokenize(prompt, add_special=True, parse_special=False)
-            for prompt in _MEASURED
-        ]
-        return measure_overlap(ours, theirs, prompts, n_tokens=_MEASURED_TOKENS, n_threads=default_threads())
 
 
 # ---- `edgespec models scan`: models on this disk, whoever pulled them ----
@@ -575,6 +510,3 @@ def remove_command(
 
 
 models_app.command("scan", epilog="Example: edgespec models scan /mnt/models")(scan_command)
-models_app.command(
-    "pair", epilog="Example: edgespec models pair qwen2.5-coder-1.5b-q4_k_m smollm2-135m-q4_1"
-)(pair_command)

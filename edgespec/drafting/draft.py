@@ -246,10 +246,7 @@ class TranslatedDraft(Draft):
                 f"{self.name} cannot draft for {self.target_name}: no token is the same in both; "
                 "choose another draft, or drafter none"
             )
-        on_message(
-            f"{self.name} drafts in another vocabulary: {self._map.n_shared:,} tokens are the same; "
-            "`edgespec models pair` says whether that pays"
-        )
+        on_message(f"{self.name} drafts in another vocabulary: {self._map.n_shared:,} tokens are the same")
 
     def writer(self) -> Model:
         """Raise UsageError: its tokens are not the target's."""

@@ -1,7 +1,7 @@
 """The draft of a target that has none: one found on this disk, or what would be worth pulling.
 
 Of the models on this disk it is one with the target's vocabulary, the best by what it costs. That is an
-estimate, the one of `edgespec models pair`. What runs have measured of the pair since then wins.
+estimate. What runs have measured of the pair since then wins.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.drafting.costs import CONTEXTS
-from edgespec.drafting.foreign.overlap import SAME_FAMILY, WORTH, expected_speedup
 from edgespec.drafting.profile import Profile, ProfileKey
 from edgespec.drafting.profile_store import load
 from edgespec.errors import EdgespecError
@@ -33,6 +32,12 @@ MOST_OF_TARGET = 0.6
 _COARSE_BITS, _COARSE = 4.0, 0.85  # bits of a weight below which fewer tokens are accepted; a guess
 _STOCK_PRICE = 2.0  # of a pass without edgespec's kernels, where the target's runs on them; a guess
 
+_SAME_FAMILY = 0.84
+"""Share of a target's greedy answers that a draft of its family proposes: Qwen2.5-Coder-1.5B and its 0.5B."""
+_WORTH = 1.1
+"""Estimated speed, in plain decoding's, from which a draft is worth trying."""
+_PER_TOKEN = 0.08  # of a pass of the target: what verifying one token more takes
+
 _FEWEST_TESTED = 30.0  # tokens that were judged, for a measured acceptance
 _FEWEST_RUNS = 5  # after which a draft that was hardly ever used does not pay
 _LONGEST = 8  # tokens of a draft
@@ -45,6 +50,18 @@ class DraftCandidate:
     model: FoundModel
     speedup: float
     """Estimated speed, in plain decoding's."""
+
+
+def expected_speedup(acceptance: float, price: float) -> float:
+    """Return the best speed, in plain decoding's, of a draft of a fixed length.
+
+    `price`: what a drafted token costs, in passes of the target.
+    """
+    best = 0.0
+    for gamma in range(1, _LONGEST + 1):
+        tokens = sum(acceptance**i for i in range(gamma + 1))
+        best = max(best, tokens / (1.0 + gamma * (_PER_TOKEN + price)))
+    return best
 
 
 def best_draft(
@@ -71,7 +88,7 @@ def best_draft(
             speedup = expected_speedup(_acceptance(draft, model.size), _price(draft, facts))
             found.append(DraftCandidate(model, speedup))
     best = max(found, key=lambda one: one.speedup, default=None)
-    return best if best and best.speedup >= WORTH else None
+    return best if best and best.speedup >= _WORTH else None
 
 
 def _can_draft(draft: ModelFacts, target: ModelFacts) -> bool:
@@ -82,7 +99,7 @@ def _can_draft(draft: ModelFacts, target: ModelFacts) -> bool:
 
 def _acceptance(draft: ModelFacts, size: int) -> float:
     bits = 8 * size / max(1, draft.parameters)
-    return SAME_FAMILY * (1.0 if bits >= _COARSE_BITS else _COARSE)
+    return _SAME_FAMILY * (1.0 if bits >= _COARSE_BITS else _COARSE)
 
 
 def _price(draft: ModelFacts, target: ModelFacts) -> float:

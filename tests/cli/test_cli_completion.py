@@ -124,7 +124,7 @@ def test_tab_in_a_shell(shell, config, child_environment, tmp_path):
 def test_commands_and_options(complete):
     assert set(complete("")) > {"run", "models", "draft", "cache"}
     assert complete("mo") == ["models"]
-    assert complete("models", "p") == ["pull", "path", "pair"]
+    assert complete("models", "p") == ["pull", "path"]
     assert complete("run", "--te") == ["--temp"]
     assert complete("run", "--drafter", "su") == ["suffix"]
     assert complete("--inst") == ["--install-completion"]
@@ -146,8 +146,6 @@ def test_models_and_pairs_of_a_command(complete, command):
         ["models", "path"],
         ["models", "verify"],
         ["models", "remove"],
-        ["models", "pair"],
-        ["models", "pair", "smollm2-135m-q4_1"],
         ["quantize"],
         ["quantize", "--type", "q4_0"],
         ["doctor"],

@@ -158,15 +158,6 @@ def test_a_pair_is_named_where_one_model_is_wanted(server, tmp_path):
     files = {"target": str(tiny("qwen3")), "draft": str(tmp_path / "models" / "m.gguf")}
     assert ok(models_app, "path", "mine").splitlines() == [*files.values()]
     assert json.loads(ok(models_app, "path", "mine", "--json")) == {"name": "mine", **files}
-    problem = error(models_app, "pair", "mine", "own")
-    assert (problem.exit_code, "its target is own" in str(problem)) == (2, True)
-
-
-@pytest.mark.parametrize("names", [("own", "m"), ("m", "own")])
-def test_a_pair_is_not_compared_before_both_are_here(server, tmp_path, names):
-    ok(models_app, "add", str(tiny("qwen3")), "--name", "own")
-    assert "`edgespec models pull m`" in str(error(models_app, "pair", *names))
-    assert not (tmp_path / "models" / "m.gguf").exists()
 
 
 HEAD = "qwen2.5-coder-1.5b-head-q4_0"
@@ -321,7 +312,7 @@ def test_add_refuses_what_is_not_a_model(server, tmp_path):
         assert str(tmp_path) in str(error(models_app, "add", str(tmp_path / file)))
 
 
-@pytest.mark.parametrize("command", ["list", "pull", "path", "verify", "add", "remove", "pair"])
+@pytest.mark.parametrize("command", ["list", "pull", "path", "verify", "add", "remove"])
 def test_every_command_shows_an_example(server, command):
     assert f"edgespec models {command}" in ok(models_app, command, "--help")
 
@@ -412,14 +403,10 @@ def test_quantize_refuses_bad_requests(server, tmp_path, monkeypatch):
     assert isinstance(error(app, "nobody", "--type", "q4_0"), UsageError)
 
 
-def test_a_head_is_neither_quantized_nor_compared(server, tmp_path):
+def test_a_head_is_not_quantized(server, tmp_path):
     """Its fusion matrix lies after what llama.cpp copies, and its tokens are its target's."""
     assert "part of it would be lost" in str(error(app, HEAD, "--type", "q8_0", "-o", str(tmp_path)))
     assert not list(tmp_path.glob("*.gguf"))
-    ok(models_app, "add", str(tiny("qwen3")), "--name", "own")
-    for names in (("own", HEAD), (HEAD, "own")):
-        problem = str(error(models_app, "pair", *names))
-        assert problem == f"{HEAD}: a draft head, which has no vocabulary of its own; name a model"
 
 
 def test_quantize_knows_the_size_of_every_type():

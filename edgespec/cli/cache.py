@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.table import Table
@@ -19,7 +18,7 @@ from edgespec.models.entries import nearest
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
 from edgespec.platform.files import cache_root, check_file, expand_user
-from edgespec.platform.kept import EVERYTHING, FORGE, HISTORY, MODELS, REJECTED, Kept
+from edgespec.platform.kept import EVERYTHING, FORGE, HISTORY, MODELS, Kept
 from edgespec.platform.plugins import part
 
 if TYPE_CHECKING:
@@ -46,13 +45,17 @@ def info_command(
     from edgespec.drafting.history import MAX_TOKENS, find_histories
 
     forge = part("forge.cache")
-    histories, stored = [_described(history.info()) for history in find_histories()], forge.find_stored()
+    stored = forge.find_stored()
+    try:
+        histories = find_histories()
+    except EdgespecError as error:
+        message(str(error))
+        histories = []
     if json:
         rows = [_described_row(row) for row in EVERYTHING if row.places]
         facts = {"kept": rows, "directory": str(HISTORY.path()), "max_tokens": MAX_TOKENS}
-        out.print_json(
-            data={**facts, "histories": histories, "forge": [forge.described(one) for one in stored]}
-        )
+        sizes = [{"tokenizer": one.tokenizer, **one._asdict()} for one in histories]
+        out.print_json(data={**facts, "histories": sizes, "forge": [forge.described(one) for one in stored]})
         return
     there = [(row, size) for row in EVERYTHING if (size := row.bytes())]
     if not there:
@@ -84,33 +87,11 @@ def _described_row(row: Kept) -> dict[str, object]:
     }
 
 
-def _described(info: HistoryInfo) -> dict[str, Any]:
-    seconds = info.modified
-    modified = seconds and datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
-    return {
-        "path": str(info.path),
-        "tokenizer": info.tokenizer,
-        "documents": info.documents,
-        "tokens": info.tokens,
-        "bytes": info.bytes,
-        "modified": modified,
-        "problem": info.problem or None,
-        "set_aside": [str(path) for path in info.set_aside],
-    }
-
-
-def _print_histories(found: list[dict[str, Any]]) -> None:
-    table = Table("tokenizer", "documents", "tokens", "size", "written", "path", box=None, pad_edge=False)
+def _print_histories(found: Sequence[HistoryInfo]) -> None:
+    table = Table("tokenizer", "documents", "tokens", box=None, pad_edge=False)
     for one in found:
-        counts = f"{one['documents']:,}", f"{one['tokens']:,}", format_size(one["bytes"])
-        table.add_row(one["tokenizer"], *counts, one["modified"] or "-", one["path"])
-    table.columns[-1].overflow = "fold"  # a path is for copying
+        table.add_row(one.tokenizer, f"{one.documents:,}", f"{one.tokens:,}")
     print_table(table)
-    for one in found:
-        if one["problem"]:
-            out.print(f"{Path(one['path']).name}: {one['problem']}")
-        for path in one["set_aside"]:
-            out.print(f"{path}: set aside, not used; `edgespec cache clear` deletes it")
 
 
 @cache_app.command(
@@ -205,8 +186,6 @@ class Deletion(NamedTuple):
 
 def _deletion(row: Kept, *, whole: bool) -> Deletion | None:
     """Return how a row is deleted, all of it if `whole`, else the user's texts; None: nothing is there."""
-    if row in (HISTORY, REJECTED):
-        return _history_deletion(row)
     if row is FORGE:
         found: Deletion | None = part("forge.cache").deletion(whole=whole)
         return found
@@ -235,26 +214,6 @@ def _delete_models(row: Kept) -> None:
         out.print(f"{name}: deleted, {format_size(n_bytes)}")
     if others := [file for file in row.files() if file.suffix == ".gguf"]:
         out.print(f"kept, as they were not pulled: {', '.join(map(str, others))}")
-
-
-def _history_deletion(row: Kept) -> Deletion | None:
-    from edgespec.drafting.history import DOCUMENTS, find_histories
-    from edgespec.drafting.rejections import REJECTED_PLACES
-
-    kind = DOCUMENTS if row is HISTORY else REJECTED_PLACES
-    what = "documents" if row is HISTORY else "rejected texts"
-    histories = [(history, history.info()) for history in find_histories(kind=kind)]
-    if not histories:
-        return None
-
-    def run() -> None:
-        for history, info in histories:
-            for path in history.clear():
-                said = f"{info.documents:,} {what}" if path == info.path else "not in use"
-                out.print(f"{path}: deleted, {said}")
-
-    n_documents = sum(info.documents for _, info in histories)
-    return Deletion(f"{n_documents:,} {what} in {row.path()}", run)
 
 
 @cache_app.command("import", epilog="Example: edgespec cache import ~/src/project NOTES.md")

@@ -1,7 +1,7 @@
 """Rejected places: where a head's draft was not what the target wrote, kept on disk for the next training.
 
     cache_root()/rejected/                          0700
-        target-0123456789abcdef.rejected  0600      one target's texts; the digits begin its file's SHA-256
+        texts.db                          0600      all targets' texts, each under the SHA-256 of its file
 
 A file has the form of a history (history.py). A record is a text with at least one place, as int32:
 
@@ -23,15 +23,13 @@ import numpy.typing as npt
 
 from edgespec._core import Sampler
 from edgespec.decoding.drafter import DraftOutcome
-from edgespec.drafting.history import History, RecordKind
+from edgespec.drafting.history import History
 from edgespec.drafting.proposal import Proposal
 from edgespec.platform.kept import REJECTED
 from edgespec.platform.messages import MessageFn, silent
 
-REJECTED_PLACES = RecordKind(REJECTED, b"EDGEREJE", ".rejected", "file of rejected places", "model")
-
 MAX_WORDS = 1 << 20
-"""Words of a file, 4 MB: about 110,000 tokens of texts, of which two in five are places."""
+"""Words kept of a target, 4 MB: about 110,000 tokens of texts, of which two in five are places."""
 
 N_LIKELIEST = 16
 
@@ -117,12 +115,12 @@ class RejectedPlaces:
     def __init__(
         self, target_sha256: str, *, max_words: int = MAX_WORDS, on_message: MessageFn = silent
     ) -> None:
-        """Name the file of the target whose file has this SHA-256; it is not opened yet.
+        """Name the texts of the target whose file has this SHA-256; nothing is opened yet.
 
-        `max_words`: its bound; the oldest texts go first. `on_message` takes lines that the user should know.
+        `max_words`: their bound; the oldest go first. `on_message` takes lines that the user should know.
         """
         self._file = History(
-            f"target-{target_sha256[:16]}", max_tokens=max_words, kind=REJECTED_PLACES, on_message=on_message
+            f"target-{target_sha256[:16]}", kept=REJECTED, max_tokens=max_words, on_message=on_message
         )
         self.path = self._file.path
 
@@ -133,9 +131,9 @@ class RejectedPlaces:
             self._file.append(record)
 
     def texts(self) -> list[RejectedText]:
-        """Return the texts, oldest first; of a file that was cut those that are whole.
+        """Return the texts, oldest first.
 
-        Raises EdgespecError, which names the file, for one that is damaged or of another target.
+        Raises EdgespecError, which names the file, for one that is damaged.
         """
-        found = map(RejectedText.decoded, self._file.peek())
+        found = map(RejectedText.decoded, self._file.texts())
         return [text for text in found if text]

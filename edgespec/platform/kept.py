@@ -127,7 +127,7 @@ HISTORY = Kept(
     ("history/",),
     "prompts and answers of `run` and `chat` (not with `--no-cache`), imported texts",
     deleted="always",
-    names=r"[^/]+-[0-9a-f]{16}\.tokens",
+    names=r"texts\.db(-journal)?|[^/]+-[0-9a-f]{16}\.tokens",
     personal=True,
 )
 REJECTED = Kept(
@@ -135,7 +135,7 @@ REJECTED = Kept(
     ("rejected/",),
     "where drafts were rejected, with the texts, for `draft make --from-history` (not with `--no-cache`)",
     deleted="always",
-    names=r"[^/]+-[0-9a-f]{16}\.rejected",
+    names=r"texts\.db(-journal)?|[^/]+-[0-9a-f]{16}\.rejected",
     personal=True,
 )
 CHAT_LINES = Kept(

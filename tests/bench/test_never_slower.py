@@ -227,7 +227,7 @@ def test_second_run(tiny_path, tiny_draft_path, capsys, monkeypatch, tmp_path):
     seen = []
 
     def open_engine():
-        seen.append(sum(file.stat().st_size for file in cache_root().glob("history/*.tokens")))
+        seen.append(sum(file.stat().st_size for file in cache_root().glob("history/texts.db")))
         return Engine(tiny_path, tiny_draft_path, n_threads=1, history=True)
 
     families = {"family": ("the first", "the second")}
@@ -235,7 +235,7 @@ def test_second_run(tiny_path, tiny_draft_path, capsys, monkeypatch, tmp_path):
     plain, unseen, first, second = seen
     assert plain == unseen == first == 0
     assert second > 0
-    assert not list(cache_root().glob("history/*.tokens"))
+    assert not list(cache_root().glob("history/texts.db"))
     assert [one.variant for one in runs] == ["plain", "unseen", "seen"]
     report_second(Ratios(runs))
     assert re.search(r"^family( +\d+\.\d\d){4} +-$", capsys.readouterr().out, re.M)

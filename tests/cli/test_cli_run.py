@@ -425,8 +425,9 @@ def documents(environment):
     """The number of documents in the histories of that environment's cache."""
     from edgespec.drafting.history import find_histories
 
-    root = Path(environment["XDG_CACHE_HOME"]) / "edgespec" / "history"
-    return sum(history.info().documents for history in find_histories(root))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", environment["XDG_CACHE_HOME"])
+        return sum(history.documents for history in find_histories())
 
 
 def test_explain_prints_a_line_a_step_to_stderr(run):

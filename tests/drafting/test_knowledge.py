@@ -12,7 +12,7 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.draft import Draft
-from edgespec.drafting.history import find_histories
+from edgespec.drafting.history import History, find_histories
 from edgespec.drafting.learned_state import LearnedState
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import N_BUCKETS, N_DEPTHS, Predictor
@@ -51,8 +51,13 @@ def stored(cache):
     return json.loads(file.read_text())
 
 
-def documents(cache):
-    return [info.documents for info in (h.info() for h in find_histories(cache / "history"))]
+def documents():
+    return [info.documents for info in find_histories()]
+
+
+def the_history():
+    (info,) = find_histories()
+    return History(info.fingerprint)
 
 
 def drafted(engine, *, n_predict=40, params=GREEDY, drafter="model", gamma=3, prompt=PROMPT, **options):
@@ -242,7 +247,7 @@ def test_an_engine_that_generated_nothing_stores_nothing(engine, cache):
     with engine(history=True):
         pass
     assert profiles(cache) == []
-    assert documents(cache) == []
+    assert documents() == []
 
 
 def test_energy_needs_measured_joules(engine, cache):
@@ -274,13 +279,12 @@ def test_nothing_is_written_without_a_history(engine, cache):
 def test_each_generation_is_kept_once(engine, cache):
     with engine(history=True) as one:
         first = drafted(one)
-        assert documents(cache) == []  # its reader may want more of it
+        assert documents() == []  # its reader may want more of it
         drafted(one, prompt=[*PROMPT, 7])
-        assert documents(cache) == [1]
+        assert documents() == [1]
         drafted(one)  # the same again
-    assert documents(cache) == [2]
-    (history,) = find_histories(cache / "history")
-    tokens = history.load()
+    assert documents() == [2]
+    tokens = the_history().load()
     assert tokens[: len(PROMPT) + len(first.token_ids)].tolist() == [*PROMPT, *first.token_ids]
 
 
@@ -328,7 +332,7 @@ def test_another_family_has_a_history_of_its_own(engine, cache, tmp_path):
     with Engine(other, drafter="suffix", n_threads=1, kernels="off", history=True) as two:
         two.generate(PROMPT, params=GREEDY, n_predict=20, gamma=4, on_step=steps.append)
     assert steps[0].offered == []
-    assert documents(cache) == [1, 1]
+    assert documents() == [1, 1]
 
 
 # ---- damage ----
@@ -371,11 +375,11 @@ def test_acceptance_tables_that_make_no_sense_are_left_alone(engine, cache):
     assert lines == []
 
 
-@pytest.mark.parametrize("damage", [b"x" * 100, b"EDGEHIST" + bytes(40)])
+@pytest.mark.parametrize("damage", [b"x" * 100, b"EDGEHIST" + bytes(600)])
 def test_a_corrupt_history_is_set_aside_in_one_line(engine, cache, damage):
     with engine(history=True) as one:
         want = drafted(one)
-    (history,) = find_histories(cache / "history")
+    history = the_history()
     history.path.write_bytes(damage)
     lines = []
     with engine(lines, history=True) as two:
@@ -385,19 +389,14 @@ def test_a_corrupt_history_is_set_aside_in_one_line(engine, cache, damage):
     assert "set aside" in line
     assert "\n" not in line
     assert history.path.with_name(f"{history.path.name}.set-aside").read_bytes() == damage
-    assert documents(cache) == [1], "it begins anew"
+    assert documents() == [1], "it begins anew"
 
 
 def test_a_history_of_ids_the_model_does_not_have(engine, cache):
-    from edgespec.drafting.history import History
-
     with engine(history=True) as one:
         want = drafted(one, drafter="suffix", gamma=4)
         n_vocab = one.target.n_vocab
-    (history,) = find_histories(cache / "history")
-    History(history.fingerprint, root=cache / "history").append(
-        [*PROMPT, n_vocab, n_vocab + 5, (1 << 31) - 1]
-    )
+    the_history().append([*PROMPT, n_vocab, n_vocab + 5, (1 << 31) - 1])
     with engine(history=True) as two:
         assert drafted(two, drafter="suffix", gamma=4).token_ids == want.token_ids
 
@@ -432,7 +431,7 @@ def test_a_forgotten_generation_is_not_kept(engine, cache):
     with engine(history=True) as one:
         drafted(one)
         one.forget()
-    assert documents(cache) == []
+    assert documents() == []
 
 
 def test_forgetting_the_tables_goes_back_to_what_was_stored(engine, cache):
@@ -522,7 +521,7 @@ def test_two_engines_at_once(engine, cache):
     assert got == want
     assert lines == []
     assert stored(cache)["runs"] == 2
-    assert documents(cache) == [8]
+    assert documents() == [8]
 
 
 def test_an_engine_inside_another(engine, cache):

@@ -60,7 +60,7 @@ def test_one_fingerprint_for_a_family(tmp_path, tiny_path, tiny_draft_path, tiny
     assert fingerprints == {tokenizer_fingerprint(tiny_target)}
     (name,) = fingerprints
     assert name.startswith("gpt-2-")
-    History(name, root=tmp_path)
+    History(name)
 
 
 def test_other_tokens_other_fingerprint(tmp_path, tiny_path):
@@ -97,11 +97,12 @@ def test_fingerprints_of_lists_that_nothing_or_something_else_follows(tmp_path):
     assert write_vocabulary(tmp_path / "other.gguf", texts=texts) != last
 
 
-def test_the_readable_part_can_be_a_file_name(tmp_path):
+def test_the_readable_part_can_be_a_file_name(tmp_path, monkeypatch):
     name = write_vocabulary(tmp_path / "odd.gguf", texts=["a"], pre="../odd name\n" + "x" * 100)
     assert name.startswith(".._odd_name_x")
-    History(name, root=tmp_path).append([1])
-    assert [history.fingerprint for history in find_histories(tmp_path)] == [name]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    History(name).append([1])
+    assert [history.fingerprint for history in find_histories()] == [name]
 
 
 def test_a_file_without_tokens_has_no_fingerprint(tmp_path):

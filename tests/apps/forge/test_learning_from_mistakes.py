@@ -460,7 +460,7 @@ def test_the_guards_texts_deleted_is_one_line_and_nothing_is_replaced(learning, 
     n_jobs = len(jobs)
     (stored,) = find_stored()
     assert delete_user_texts(stored) > 0
-    RejectedPlaces(stored.target_sha256)._file.clear()
+    RejectedPlaces(stored.target_sha256).path.unlink()
     places = RejectedPlaces(stored.target_sha256)
     kept_out = [n for n in range(60, 250) if not is_held_out(next(rejected_texts([rejected_text(n)])).key)]
     for number in kept_out[:45]:

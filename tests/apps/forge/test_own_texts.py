@@ -25,11 +25,19 @@ from edgespec.llama.gguf_header import tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
 
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 ANSWER = " and so the answer goes on and on, for quite a while, until it ends at some time."
 
 
-def history_of(model: Model, root: Path, documents: list[list[int]]) -> History:
-    history = History(tokenizer_fingerprint(model), root=root)
+def history_of(model: Model, documents: list[list[int]]) -> History:
+    """A history of these documents alone."""
+    history = History(tokenizer_fingerprint(model))
+    history.path.unlink(missing_ok=True)
     history.extend(documents)
     return history
 
@@ -46,7 +54,7 @@ def test_the_history_gives_prompts_and_whole_texts(tmp_path: Path, tiny_target: 
     questions = [asked(tiny_target, f"What is number {i}?") for i in range(30)]
     answers = [said(tiny_target, f"{i}{ANSWER}") for i in range(30)]
     documents = [q + a for q, a in zip(questions, answers, strict=True)]
-    found = HistoryTexts(tiny_target, history_of(tiny_target, tmp_path, documents))
+    found = HistoryTexts(tiny_target, history_of(tiny_target, documents))
     prompts, texts = list(found.prompts()), list(found.texts())
     assert [list(prompt.tokens) for prompt in prompts] == questions[::-1]
     assert all(prompt.source == FROM_HISTORY and prompt.n_prompt == len(prompt.tokens) for prompt in prompts)
@@ -60,7 +68,7 @@ def test_the_history_gives_prompts_and_whole_texts(tmp_path: Path, tiny_target: 
 def test_a_later_turn_of_a_conversation_is_read_only(tmp_path: Path, tiny_target: Model) -> None:
     first = asked(tiny_target, "What is it?") + said(tiny_target, ANSWER * 50)
     later = said(tiny_target, "on and on") + asked(tiny_target, "And then?") + said(tiny_target, ANSWER)
-    found = HistoryTexts(tiny_target, history_of(tiny_target, tmp_path, [first, later]))
+    found = HistoryTexts(tiny_target, history_of(tiny_target, [first, later]))
     assert [list(prompt.tokens) for prompt in found.prompts()] == [asked(tiny_target, "What is it?")]
     text = next(iter(found.texts()))
     assert list(text.tokens) == later
@@ -71,12 +79,12 @@ def test_of_a_model_without_a_template_the_first_part_is_the_prompt(tmp_path: Pa
     path = write_tiny_gguf(tmp_path / "raw.gguf", chat_template=None)
     with Model(path) as model:
         documents = [said(model, f"{i}{ANSWER * 20}") for i in range(4)]
-        found = HistoryTexts(model, history_of(model, tmp_path, documents))
+        found = HistoryTexts(model, history_of(model, documents))
         assert [list(p.tokens) for p in found.prompts()] == [d[:CONTEXT] for d in documents[::-1]]
 
 
 def test_a_history_that_is_too_small_is_one_line(tmp_path: Path, tiny_target: Model) -> None:
-    history = history_of(tiny_target, tmp_path, [[*asked(tiny_target, "Why?"), 5, 6, 7]])
+    history = history_of(tiny_target, [[*asked(tiny_target, "Why?"), 5, 6, 7]])
     with pytest.raises(
         EdgespecError, match=r"the history has \d+ tokens of the kind that tiny 1 writes; at least"
     ):
@@ -100,12 +108,12 @@ def test_a_text_is_cut_into_passages_that_hold_all_of_it(tmp_path: Path, tiny_ta
 
 def test_a_document_longer_than_a_passage_is_read_in_parts(tmp_path: Path, tiny_target: Model) -> None:
     question, answer = asked(tiny_target, "Well?" * 10), said(tiny_target, ANSWER * 40)
-    found = HistoryTexts(tiny_target, history_of(tiny_target, tmp_path, [question + answer]))
+    found = HistoryTexts(tiny_target, history_of(tiny_target, [question + answer]))
     parts = list(found.texts(longest=256))
     assert all(len(part.tokens) <= 256 for part in parts)
     assert [token for part in parts for token in part.tokens[part.n_prompt :]] == answer
     long_question = asked(tiny_target, "Well?" * 200)
-    found = HistoryTexts(tiny_target, history_of(tiny_target, tmp_path / "2", [long_question + answer]))
+    found = HistoryTexts(tiny_target, history_of(tiny_target, [long_question + answer]))
     parts = list(found.texts(longest=256))
     assert [token for part in parts for token in part.tokens[part.n_prompt :]] == answer
 

@@ -33,7 +33,7 @@ class LinesWriter(EventWriter):
         if event.call:
             yield {"do": event.call.name, "with": event.call.arguments}
         elif event.kind == "end":
-            yield {"end": event.reason, "tokens": self.usage().completion_tokens}
+            yield {"end": event.reason, "tokens": self.usage()["completion_tokens"]}
         else:
             yield {event.kind: event.text}
 

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from edgespec.apps.server.request_reader import PreparedRequest
-from edgespec.apps.server.response_schema import FinishReason, Usage
+from edgespec.apps.server.response_schema import FinishReason, Usage, usage_of
 from edgespec.apps.server.streaming import AnswerWriter
 from edgespec.apps.server.tool_calls.answer_reader import (
     AnswerForm,
@@ -221,7 +221,7 @@ def _joined(parts: Iterable[ReadPart]) -> Iterator[ReadPart]:
         yield last
 
 
-class EventWriter(AnswerWriter[Token, Result, dict[str, Any]]):
+class EventWriter(AnswerWriter[Token, Result]):
     """Writes the events of a request's texts in the form of an API: the part that each API has of its own.
 
     `write` makes objects of the API of an event, `encode` lines of a stream of them; `answer` makes the whole
@@ -267,8 +267,8 @@ class EventWriter(AnswerWriter[Token, Result, dict[str, Any]]):
     def usage(self) -> Usage:
         """Return the figures of all texts."""
         thoughts = [text.n_thought for text in self.texts if text.n_thought is not None]
-        return Usage.of(
-            *(self.results[i] for i in sorted(self.results)),
+        return usage_of(
+            [self.results[i] for i in sorted(self.results)],
             n_prompts=self.request.n_prompts,
             n_thought=sum(thoughts) if thoughts else None,
             warnings=self.request.warnings,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -16,22 +15,18 @@ from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
 import msgspec
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError
+from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.audio_routes import SpeechService, add_audio
 from edgespec.apps.server.embedding_routes import (
-    MAX_TEXTS,
     VECTOR_ROUTES,
     EmbeddingService,
     add_embeddings,
-    check_dimensions,
-    cut_rows,
-    json_answer,
+    add_ollama_embeddings,
 )
-from edgespec.apps.server.embedding_worker import EmbeddedTexts
 from edgespec.apps.server.json_routes import (
     NO_VECTORS,
     HeadAsGet,
@@ -44,12 +39,8 @@ from edgespec.apps.server.json_routes import (
 from edgespec.apps.server.messages.routes import add_messages
 from edgespec.apps.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.apps.server.names import ALIAS, RequestedModel, ServedNames
-from edgespec.apps.server.ollama.options import OPTIONS_SCHEMA, read_options
-from edgespec.apps.server.ollama.request_schema import OllamaRequest
-from edgespec.apps.server.ollama.response_schema import OllamaError
-from edgespec.apps.server.ollama.routes import OllamaModelFacts, add_facts, add_ollama
+from edgespec.apps.server.ollama.routes import add_ollama
 from edgespec.apps.server.openai_writer import ChatWriter, CompletionWriter, InfillWriter
-from edgespec.apps.server.openapi import STREAMED, error_responses
 from edgespec.apps.server.page import add_page
 from edgespec.apps.server.request_fields import RequestPart
 from edgespec.apps.server.request_reader import (
@@ -67,7 +58,6 @@ from edgespec.apps.server.request_schema import (
 from edgespec.apps.server.request_worker import RequestWorker
 from edgespec.apps.server.response_schema import (
     ChatCompletion,
-    ErrorAnswer,
     ModelEntry,
     ModelList,
     TextCompletion,
@@ -163,7 +153,7 @@ def _piece(piece: bytes) -> str | list[int]:
 # ---- /run ----
 
 
-class RunWriter(AnswerWriter[Token, Result, RunPart]):
+class RunWriter(AnswerWriter[Token, Result]):
     """Writes an answer as lines of RunPart."""
 
     media_type = "application/x-ndjson"
@@ -284,8 +274,6 @@ def add_infill(app: FastAPI, reader: RequestReader, answerer: Answerer) -> None:
         InfillRequest,
         reader.infill,
         lambda body, request: InfillWriter(body, request, reader.model, reader.service.name),
-        response_model=dict[str, Any],
-        responses=STREAMED,
     )
 
 
@@ -329,7 +317,7 @@ def create_app(
     add_responses(app, reader, answerer, is_routed=is_routed)
     add_run(app, engine, answerer)
     add_ollama(app, engine, reader, answerer, log=log)
-    add_messages(app, reader, answerer, log=log)
+    add_messages(app, reader, answerer)
     add_infill(app, reader, answerer)
     add_tokenizer(app, engine.target, service)
     add_props(app, engine, worker, service)
@@ -350,7 +338,7 @@ def bare_app(summary: str, log: MessageFn) -> FastAPI:
         summary=summary,
         docs_url=None,  # these pages load scripts from other hosts
         redoc_url=None,
-        responses=error_responses(ErrorAnswer),
+        responses={"4XX": {"model": dict[str, Any]}, "5XX": {"model": dict[str, Any]}},
     )
     app.router.route_class = route_class(log)
     app.add_middleware(HeadAsGet)
@@ -390,16 +378,17 @@ def add_models(app: FastAPI, names: ServedNames, entries: Sequence[ModelEntry]) 
     @app.get("/v1/models", response_model=ModelList)
     async def models(request: Request) -> Response:
         """List the models, in Anthropic's form where its header is sent."""
-        return models_in_form(request, [entry.model_dump() for entry in entries])
+        return models_in_form(request, entries)
 
     @app.get("/v1/models/{name:path}", response_model=ModelEntry)
     async def model(request: Request, name: str) -> Response:
         """Tell of a model, in Anthropic's form where its header is sent."""
-        return model_in_form(request, entries[names.find(name)].model_dump())
+        return model_in_form(request, entries[names.find(name)])
 
 
 def _entry(name: str, file: str | Path, **facts: object) -> ModelEntry:
-    return ModelEntry(id=name, created=int(Path(file).stat().st_mtime), edgespec=facts)
+    made = int(Path(file).stat().st_mtime)
+    return {"id": name, "object": "model", "created": made, "owned_by": "edgespec", "edgespec": facts}
 
 
 def _text_entry(engine: Engine, service: Service, aliases: list[str], *, takes_tools: bool) -> ModelEntry:
@@ -427,27 +416,21 @@ def _add_completions(
     app: FastAPI, engine: Engine, service: Service, reader: RequestReader, answerer: Answerer
 ) -> None:
     served = engine.target, service.name, service.fingerprint(engine)
-
-    def text(body: CompletionRequest, request: PreparedRequest) -> CompletionWriter:
-        return CompletionWriter(body, request, *served)
-
     answerer.serve(
         app,
         "/v1/chat/completions",
         ChatRequest,
         reader.choices,
         lambda body, request: ChatWriter(body, request, *served),
-        response_model=ChatCompletion,
-        responses=STREAMED,
+        answers=ChatCompletion,
     )
     answerer.serve(
         app,
         "/v1/completions",
         CompletionRequest,
         reader.choices,
-        text,
-        response_model=TextCompletion,
-        responses=STREAMED,
+        lambda body, request: CompletionWriter(body, request, *served),
+        answers=TextCompletion,
     )
 
 
@@ -472,92 +455,7 @@ def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: M
     return app
 
 
-# ---- Ollama's routes of an embedding model, and the application of one ----
-
-
-class OllamaVectorRequest(OllamaRequest):
-    """Fields that /api/embed and /api/embeddings share."""
-
-    options: Annotated[dict[str, Any] | None, OPTIONS_SCHEMA] = None
-    keep_alive: float | str | None = Field(
-        None, description="Accepted: the model stays as long as the server."
-    )
-    truncate: bool | None = Field(None, description="false: a text that is too long is refused, not cut.")
-
-
-class OllamaEmbedRequest(OllamaVectorRequest):
-    """The body of POST /api/embed."""
-
-    input: str | Annotated[list[str], Field(max_length=MAX_TEXTS)] | None = None
-    dimensions: int | None = Field(None, ge=1, description="As of /v1/embeddings.")
-
-
-class OllamaEmbeddingsRequest(OllamaVectorRequest):
-    """The body of POST /api/embeddings."""
-
-    prompt: str | None = None
-
-
-def add_ollama_embeddings(app: FastAPI, service: EmbeddingService) -> None:
-    """Add POST /api/embed and /api/embeddings, and the facts of the model, to `app`."""
-    model, named = service.worker.embedder.model, service.service.named
-    # Ollama has no word for a model that ranks.
-    capabilities = [] if service.ranks else ["embedding"]
-    facts = OllamaModelFacts(model, service.service, capabilities, lambda: model.size_bytes)
-    router = APIRouter(
-        prefix="/api",
-        route_class=route_class(service.log, any_type=True),
-        responses=error_responses(OllamaError),
-    )
-    add_facts(router, facts)
-
-    async def rows(
-        request: Request, body: OllamaVectorRequest, texts: Sequence[str], param: str
-    ) -> EmbeddedTexts | None:
-        most = read_options(body.options or {}).n_ctx or service.service.n_ctx
-        cuts = body.truncate is not False
-        tokens = await run_in_threadpool(
-            service.tokens, texts, param, most=min(most, service.service.n_ctx) if cuts else None
-        )
-        return await service.run(request, tokens)
-
-    @router.post("/embed", response_model=dict[str, Any])
-    async def embed(request: Request, body: OllamaEmbedRequest) -> Response:
-        """Embed texts; without any, say that the model is loaded."""
-        began = time.perf_counter()
-        service.check(body.model, ranks=False)
-        check_dimensions(service, body.dimensions)
-        texts = [body.input] if isinstance(body.input, str) else body.input or []
-        if len(texts) > 1 and "" in texts:
-            raise ApiError(400, f"input.{texts.index('')}: an empty text has no vector", param="input")
-        texts = [*filter(None, texts)]
-        found = await rows(request, body, texts, "input") if texts else None
-        if texts and found is None:
-            return Response(status_code=CLIENT_GONE)
-        vectors = [] if found is None else cut_rows(found.rows, body.dimensions).tolist()
-        return json_answer(
-            {
-                "model": body.model or named.full,
-                "embeddings": vectors,
-                "total_duration": round(1e9 * (time.perf_counter() - began)),
-                "load_duration": 0,
-                "prompt_eval_count": found.n_tokens if found else 0,
-            }
-        )
-
-    @router.post("/embeddings", response_model=dict[str, Any])
-    async def embeddings(request: Request, body: OllamaEmbeddingsRequest) -> Response:
-        """Embed a text, in the older form."""
-        service.check(body.model, ranks=False)
-        if not body.prompt:
-            return json_answer({"embedding": []})
-        found = await rows(request, body, [body.prompt], "prompt")
-        if found is None:
-            return Response(status_code=CLIENT_GONE)
-        return json_answer({"embedding": found.rows[0].tolist()})
-
-    app.include_router(router)
-
+# ---- vectors alone ----
 
 TEXT_ROUTES = (
     "/v1/chat/completions",
@@ -593,8 +491,9 @@ def create_embedding_app(service: EmbeddingService, *, metrics: Metrics | None) 
     )
 
     add_models(app, named.names, [entry])
-    add_embeddings(app, service)
-    add_ollama_embeddings(app, service)
+    answerer = Answerer(service.worker, service.log)
+    add_embeddings(app, service, answerer)
+    add_ollama_embeddings(app, service, answerer)
     add_tokenizer(app, model, named)
     refuse_routes(app, TEXT_ROUTES, _NO_TEXT)
     return app

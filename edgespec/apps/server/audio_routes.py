@@ -11,16 +11,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from fastapi import APIRouter, FastAPI, Form, Request, Response, UploadFile
+from fastapi import APIRouter, Depends, FastAPI, Form, Request, UploadFile
 from pydantic import AfterValidator, ConfigDict, Field
-from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.json_routes import route_class
 from edgespec.apps.server.names import ALIAS, NamedModel, RequestedModel, ServedNames
 from edgespec.apps.server.request_fields import RequestPart
 from edgespec.apps.server.request_worker import Outcome, QueuedRequest, RequestWorker, Start, cancelled_as
-from edgespec.apps.server.streaming import AnswerWriter, RequestRun, client_of, with_warnings
+from edgespec.apps.server.streaming import Answerer, AnswerWriter, Prepared
 from edgespec.apps.speech.audio import SoundReader
 from edgespec.apps.speech.choices import SpeechTask
 from edgespec.apps.speech.languages import LANGUAGES
@@ -42,6 +41,9 @@ from edgespec.platform.metering import Meter
 from edgespec.platform.turns import Turns
 
 # ---- the fields of a request ----
+
+AUDIO = "/v1/audio/"
+"""What the paths of all routes for recordings begin with."""
 
 AudioFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
@@ -132,99 +134,87 @@ class SpeechService:
         return NamedModel(self.name, self.aliases, frozenset({"speech"}))
 
 
+@dataclass(frozen=True)
+class Recording:
+    """A recording to be transcribed, with its options."""
+
+    samples: Floats
+    options: SpeechOptions
+    speech: list[Span] | None = None
+    """The spans that are heard; None: all."""
+
+    def start(self, worker: SpeechWorker, client: str, **_follows: bool) -> Start[Segment, Transcript]:
+        """Return the function that begins it in the turn of `client`."""
+        return worker.run(self.samples, self.options, client=client, speech=self.speech)
+
+
 def add_audio(app: FastAPI, service: SpeechService, log: MessageFn) -> None:
     """Add the routes to `app`; `log` takes a line for each failure that is not the client's fault."""
-    router = APIRouter(route_class=route_class(log, form=True))
-    audio = _AudioAnswerer(service, log)
+    router = APIRouter(route_class=route_class(log, form=True), dependencies=[Depends(_refuse_repeated)])
+    answerer = Answerer(service.worker, log)
 
-    @router.post("/v1/audio/transcriptions", response_model=dict[str, Any])
-    async def transcribe(request: Request, form: Annotated[TranscriptionForm, _FORM]) -> Response:
+    def read(form: TranscriptionForm) -> Prepared[Recording]:
+        granularities, name = form.timestamp_granularities, "timestamp_granularities[]"
         if form.stream and form.response_format not in ("json", "text"):
             raise ApiError(400, "only with the response_format json", field="stream")
-        granularities = form.timestamp_granularities
         if granularities != ["segment"] and form.response_format != "verbose_json":
-            name = "timestamp_granularities[]"
             raise ApiError(400, "only with the response_format verbose_json", field=name)
-        options = audio.options(form, form.language, words="word" in granularities)
-        return await audio.answer(request, form, options, streams=form.stream, granularities=granularities)
+        return read_recording(service, form, form.language, words="word" in granularities)
 
-    @router.post("/v1/audio/translations", response_model=dict[str, Any])
-    async def translate(request: Request, form: Annotated[TranslationForm, _FORM]) -> Response:
+    def read_foreign(form: TranslationForm) -> Prepared[Recording]:
         if not service.worker.transcriber.tokenizer.is_multilingual:
-            raise ApiError(400, f"{service.name} knows English alone and does not translate", param="model")
-        options = audio.options(form, None, translates=True)
-        return await audio.answer(request, form, options)
+            raise ApiError(400, f"{service.name} knows English only and does not translate", param="model")
+        return read_recording(service, form, None, task="translate")
 
+    for path, kind, reading in (
+        ("transcriptions", TranscriptionForm, read),
+        ("translations", TranslationForm, read_foreign),
+    ):
+        answerer.serve(router, f"{AUDIO}{path}", Annotated[kind, _FORM], reading, AudioWriter)
     app.include_router(router)
 
 
-class _AudioAnswerer:
-    """Reads requests with recordings, and answers with what the worker hears."""
-
-    def __init__(self, service: SpeechService, log: MessageFn) -> None:
-        self._service, self._log = service, log
-
-    def options(
-        self, form: AudioForm, language: str | None, *, words: bool = False, translates: bool = False
-    ) -> SpeechOptions:
-        """The options of a request. Raises ApiError."""
-        ServedNames([self._service.named]).find(form.model)
-        ours = self._service.worker.transcriber
-        try:
-            options = SpeechOptions(
-                language=language,
-                task="translate" if translates else "transcribe",
-                prompt=form.prompt,
-                temperatures=(form.temperature,) if form.temperature else TEMPERATURES,
-                beam=form.beam,
-                seed=form.seed,
-                words=words,
-            )
-            Transcriber(ours.model, ours.tokenizer, options)  # which checks them against the model
-        except UsageError as error:
-            name = _FIELDS.get(error.field, error.field)
-            line = " ".join(error.spelled(name).split())
-            raise ApiError(400, line.replace(str(ours.model.path), self._service.name), param=name) from None
-        return options
-
-    async def answer(
-        self,
-        request: Request,
-        form: AudioForm,
-        options: SpeechOptions,
-        *,
-        streams: bool = False,
-        granularities: Sequence[str] = ("segment",),
-    ) -> Response:
-        """Hear the recording of a request and answer it."""
-        await _refuse_repeated(request)
-        warnings: list[str] = []
-        data = await form.file.read()
-        samples, speech = await run_in_threadpool(self._samples, data, form, warnings.append)
-        worker, client = self._service.worker, client_of(request, None)
-        start = worker.run(samples, options, client=client, speech=speech)
-        run: RequestRun[Segment, Transcript] = RequestRun([start], self._log)
-        writer = AudioWriter(form.response_format, options.task, granularities, warnings.append)
-        return with_warnings(await run.answer(request, writer, streams=streams), warnings)
-
-    def _samples(
-        self, data: bytes, form: AudioForm, on_message: MessageFn
-    ) -> tuple[Floats, list[Span] | None]:
-        """Return the samples of a recording, and where somebody speaks, if that is asked. Raises ApiError."""
-        try:
-            if form.vad_filter:
-                check_detector()
-        except EdgespecError as error:
-            line = str(error).replace("--vad", "vad_filter")
-            raise ApiError(400, line, param="vad_filter") from None
-        try:
-            reader = SoundReader("file", on_message, most_s=self._service.most_s, track=form.track)
-            samples = reader.read(io.BytesIO(data))
-            return samples, speech_spans(samples) if form.vad_filter else None
-        except UsageError as error:
-            raise ApiError(400, str(error), param=error.field or "file") from None
-        except EdgespecError as error:
-            raise ApiError(400, str(error), param="file") from None
+def read_recording(
+    service: SpeechService,
+    form: AudioForm,
+    language: str | None,
+    *,
+    task: SpeechTask = "transcribe",
+    words: bool = False,
+) -> Prepared[Recording]:
+    """Return the recording of a request, as the worker takes it. For any thread. Raises ApiError."""
+    ServedNames([service.named]).find(form.model)
+    ours, warnings = service.worker.transcriber, list[str]()
+    try:
+        options = SpeechOptions(
+            language=language,
+            task=task,
+            prompt=form.prompt,
+            temperatures=(form.temperature,) if form.temperature else TEMPERATURES,
+            beam=form.beam,
+            seed=form.seed,
+            words=words,
+        )
+        Transcriber(ours.model, ours.tokenizer, options)  # which checks them against the model
+    except UsageError as error:
+        name = _FIELDS.get(error.field, error.field)
+        line = " ".join(error.spelled(name).split())
+        raise ApiError(400, line.replace(str(ours.model.path), service.name), param=name) from None
+    try:
+        if form.vad_filter:
+            check_detector()
+    except EdgespecError as error:
+        line = str(error).replace("--vad", "vad_filter")
+        raise ApiError(400, line, param="vad_filter") from None
+    try:
+        reader = SoundReader("file", warnings.append, most_s=service.most_s, track=form.track)
+        samples = reader.read(io.BytesIO(form.file.file.read()))
+        speech = speech_spans(samples) if form.vad_filter else None
+    except EdgespecError as error:
+        raise ApiError(400, str(error), param=error.field or "file") from None
+    streams = isinstance(form, TranscriptionForm) and form.stream
+    recording = Recording(samples, options, speech)
+    return Prepared((recording,), streams=streams, warnings=tuple(warnings))
 
 
 async def _refuse_repeated(request: Request) -> None:
@@ -235,19 +225,14 @@ async def _refuse_repeated(request: Request) -> None:
             raise ApiError(400, f"is there {n} times; send one in each request", field=name[:80])
 
 
-class AudioWriter(AnswerWriter[Segment, Transcript, dict[str, Any]]):
+class AudioWriter(AnswerWriter[Segment, Transcript]):
     """Writes what was heard in OpenAI's forms; in a stream, the text of each segment as it comes."""
 
-    def __init__(
-        self, form: AudioFormat, task: SpeechTask, granularities: Sequence[str], on_message: MessageFn
-    ) -> None:
-        """Write an answer of this form, with the times that `granularities` names.
-
-        `on_message` is told what is uncertain, or left out, before the answer is sent as a whole.
-        """
-        self._form, self._task, self._granularities = form, task, granularities
-        self._on_message = on_message
-        self.whole_type = MEDIA_TYPES.get(form, AnswerWriter.whole_type)
+    def __init__(self, form: AudioForm, request: Prepared[Recording]) -> None:
+        """Begin the answer to `form`."""
+        self._form, self._task = form.response_format, request.texts[0].options.task
+        self._granularities = getattr(form, "timestamp_granularities", ["segment"])
+        self.whole_type = MEDIA_TYPES.get(self._form, AnswerWriter.whole_type)
 
     def parts(self, _index: int, made: Sequence[Segment], /) -> Iterator[dict[str, Any]]:
         """Yield the text of each segment that was heard."""
@@ -261,15 +246,10 @@ class AudioWriter(AnswerWriter[Segment, Transcript, dict[str, Any]]):
         told = {"type": "transcript.text.done", "text": end.text, "usage": usage}
         yield {**told, "edgespec": stats_object(end)}
 
-    def encode(self, part: dict[str, Any], /) -> str:
-        """Return an event."""
-        return f"data: {msgspec.json.encode(part).decode()}\n\n"
-
     def whole(self, ends: Sequence[Transcript]) -> str:
         """Return the whole answer to a request that does not stream, in the format it asked for."""
         (transcript,) = ends
-        for line in remarks(transcript):
-            self._on_message(f"file: {line}")
+        self.remarks = [f"file: {line}" for line in remarks(transcript)]
         if self._form == "text":
             return f"{transcript.text}\n"
         duration = round(transcript.stats.audio_s, 2)

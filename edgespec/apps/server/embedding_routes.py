@@ -1,26 +1,32 @@
-"""OpenAI's route /v1/embeddings, and /v1/rerank in the form of Jina's API and Cohere's."""
+"""Vectors of texts, as of OpenAI's and Ollama's APIs, and /v1/rerank, as of Jina's and Cohere's."""
 
 from __future__ import annotations
 
 import base64
+import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal, Never
 
-import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Response
 from pydantic import AfterValidator, Field, WithJsonSchema
-from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse
 
 from edgespec.apps.embed.embedder import normalised
 from edgespec.apps.embed.vector_model import Vectors
-from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError
+from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.embedding_worker import EmbeddedTexts, EmbeddingWorker
+from edgespec.apps.server.json_routes import route_class
 from edgespec.apps.server.names import ALIAS, RequestedModel
+from edgespec.apps.server.ollama.options import OPTIONS_SCHEMA, read_options
+from edgespec.apps.server.ollama.request_schema import OllamaRequest
+from edgespec.apps.server.ollama.routes import OllamaModelFacts, add_facts
 from edgespec.apps.server.request_fields import RequestPart, VectorFields
 from edgespec.apps.server.request_reader import Service, check_tokens
-from edgespec.apps.server.streaming import RequestRun, client_of
+from edgespec.apps.server.request_worker import Start
+from edgespec.apps.server.streaming import Answerer, Prepared, WholeWriter
 from edgespec.errors import UsageError
 from edgespec.platform.messages import MessageFn
 
@@ -79,6 +85,27 @@ class EmbeddingRequest(VectorFields):
     user: _User = None
 
 
+class OllamaVectorRequest(OllamaRequest):
+    """Fields that /api/embed and /api/embeddings share."""
+
+    options: Annotated[dict[str, Any] | None, OPTIONS_SCHEMA] = None
+    keep_alive: float | str | None = Field(None, description="The model stays as long as the server.")
+    truncate: bool | None = Field(None, description="false: a text that is too long is refused, not cut.")
+
+
+class OllamaEmbedRequest(OllamaVectorRequest):
+    """The body of POST /api/embed."""
+
+    input: str | Annotated[list[str], Field(max_length=MAX_TEXTS)] | None = None
+    dimensions: int | None = Field(None, ge=1, description="As of /v1/embeddings.")
+
+
+class OllamaEmbeddingsRequest(OllamaVectorRequest):
+    """The body of POST /api/embeddings."""
+
+    prompt: str | None = None
+
+
 class RerankText(RequestPart):
     """A document to be ranked, given as an object."""
 
@@ -97,8 +124,24 @@ class RerankRequest(VectorFields):
     return_documents: bool | None = Field(None, description="With the documents. Default false.")
     user: _User = None
 
+    @property
+    def texts(self) -> list[str]:
+        """The documents."""
+        return [text if isinstance(text, str) else text.text for text in self.documents]
+
 
 # ---- the routes ----
+
+
+@dataclass(frozen=True)
+class VectorTexts:
+    """The tokens of the texts of a request, or of its pairs of query and document."""
+
+    tokens: list[list[int]]
+
+    def start(self, worker: EmbeddingWorker, client: str, **_follows: bool) -> Start[Never, EmbeddedTexts]:
+        """Return the function that begins to embed them in the turn of `client`."""
+        return worker.run(self.tokens, client=client)
 
 
 @dataclass(frozen=True)
@@ -118,10 +161,14 @@ class EmbeddingService:
         """Whether it scores documents, and makes no vectors."""
         return self.worker.embedder.model.ranks
 
-    def check(self, model: str, *, ranks: bool) -> None:
+    def check(self, model: str, *, ranks: bool, dimensions: int | None = None) -> None:
         """Raise ApiError for a model that is not served, or does not do what is asked."""
         self.service.names.find(model)
         if ranks == self.ranks:
+            n = self.worker.embedder.model.n_outputs
+            if dimensions is not None and dimensions > n:
+                line = f"{dimensions}, and a vector of {self.service.name} has {n}"
+                raise ApiError(400, line, field="dimensions")
             return
         does = (
             "ranks documents and makes no vectors" if self.ranks else "makes vectors and ranks no documents"
@@ -159,56 +206,81 @@ class EmbeddingService:
                 raise ApiError(400, str(error), field=place) from None
         return found
 
-    async def run(
-        self, request: Request, tokens: list[list[int]], user: str | None = None
-    ) -> EmbeddedTexts | None:
-        """Return the rows of texts; None if the client left. Raises ApiError."""
-        start = self.worker.run(tokens, client=client_of(request, user))
-        run: RequestRun[Any, EmbeddedTexts] = RequestRun([start], self.log)
-        request.state.run = run  # for the log of requests
-        ends = await run.collect(request.receive, lambda _index, _parts: None)
-        return ends[0] if ends else None
 
-
-def add_embeddings(app: FastAPI, service: EmbeddingService) -> None:
+def add_embeddings(app: FastAPI, service: EmbeddingService, answerer: Answerer) -> None:
     """Add POST /v1/embeddings and POST /v1/rerank to `app`."""
+    name, pair = service.service.name, service.worker.embedder.pair
 
-    @app.post(EMBEDDINGS, response_model=dict[str, Any])
-    async def embed(request: Request, body: EmbeddingRequest) -> Response:
-        service.check(body.model, ranks=False)
-        check_dimensions(service, body.dimensions)
-        tokens = await run_in_threadpool(service.tokens, body.input, "input")
-        found = await service.run(request, tokens, body.user)
-        if found is None:
-            return Response(status_code=CLIENT_GONE)
-        return await run_in_threadpool(_embeddings, found, body, service.service.name)
+    def read(body: EmbeddingRequest) -> Prepared[VectorTexts]:
+        service.check(body.model, ranks=False, dimensions=body.dimensions)
+        return Prepared((VectorTexts(service.tokens(body.input, "input")),), user=body.user)
 
-    async def rerank(request: Request, body: RerankRequest) -> Response:
+    def read_pairs(body: RerankRequest) -> Prepared[VectorTexts]:
         service.check(body.model, ranks=True)
-        documents = [text if isinstance(text, str) else text.text for text in body.documents]
+        service.read_each(lambda query: pair(query, ""), [body.query], "query")
+        tokens = service.read_each(partial(pair, body.query), body.texts, "documents")
+        return Prepared((VectorTexts(tokens),), user=body.user)
 
-        def read(document: str) -> list[int]:
-            return service.worker.embedder.pair(body.query, document)
+    def writer(body: EmbeddingRequest, _: object) -> WholeWriter[EmbeddedTexts]:
+        return WholeWriter(lambda found: _embeddings(found, body, name))
 
-        await run_in_threadpool(
-            service.read_each, lambda query: service.worker.embedder.pair(query, ""), [body.query], "query"
-        )
-        tokens = await run_in_threadpool(service.read_each, read, documents, "documents")
-        found = await service.run(request, tokens, body.user)
-        if found is None:
-            return Response(status_code=CLIENT_GONE)
-        return _ranking(found, body, documents, service.service.name)
+    def ranks(body: RerankRequest, _: object) -> WholeWriter[EmbeddedTexts]:
+        return WholeWriter(lambda found: _ranking(found, body, name))
 
+    answerer.serve(app, EMBEDDINGS, EmbeddingRequest, read, writer)
     for path in RERANK:
-        app.add_api_route(path, rerank, methods=["POST"], response_model=dict[str, Any])
+        answerer.serve(app, path, RerankRequest, read_pairs, ranks)
 
 
-def check_dimensions(service: EmbeddingService, dimensions: int | None) -> None:
-    """Raise ApiError if a vector has fewer numbers."""
-    n = service.worker.embedder.model.n_outputs
-    if dimensions is not None and dimensions > n:
-        line = f"{dimensions}, and a vector of {service.service.name} has {n}"
-        raise ApiError(400, line, field="dimensions")
+def add_ollama_embeddings(app: FastAPI, service: EmbeddingService, answerer: Answerer) -> None:
+    """Add POST /api/embed and /api/embeddings, and the facts of the model, to `app`."""
+    model, named = service.worker.embedder.model, service.service.named
+    # Ollama has no word for a model that ranks.
+    capabilities = [] if service.ranks else ["embedding"]
+    router = APIRouter(prefix="/api", route_class=route_class(service.log, any_type=True))
+    add_facts(router, OllamaModelFacts(model, service.service, capabilities, lambda: model.size_bytes))
+
+    def prepared(body: OllamaVectorRequest, texts: Sequence[str], param: str) -> Prepared[VectorTexts]:
+        n_ctx = service.service.n_ctx
+        most = min(read_options(body.options or {}).n_ctx or n_ctx, n_ctx)
+        tokens = service.tokens(texts, param, most=None if body.truncate is False else most)
+        return Prepared((VectorTexts(tokens),))
+
+    def read(body: OllamaEmbedRequest) -> Prepared[VectorTexts] | Response:
+        service.check(body.model, ranks=False, dimensions=body.dimensions)
+        texts = [body.input] if isinstance(body.input, str) else body.input or []
+        if len(texts) > 1 and "" in texts:
+            raise ApiError(400, f"input.{texts.index('')}: an empty text has no vector", param="input")
+        if not any(texts):  # Ollama only loads the model
+            return JSONResponse(embedded(body, [], 0, time.perf_counter()))
+        return prepared(body, texts, "input")
+
+    def embedded(body: OllamaEmbedRequest, rows: list[Any], n_tokens: int, came: float) -> dict[str, Any]:
+        return {
+            "model": body.model or named.full,
+            "embeddings": rows,
+            "total_duration": round(1e9 * (time.perf_counter() - came)),
+            "load_duration": 0,
+            "prompt_eval_count": n_tokens,
+        }
+
+    def writer(body: OllamaEmbedRequest, request: Prepared[VectorTexts]) -> WholeWriter[EmbeddedTexts]:
+        def write(found: EmbeddedTexts) -> dict[str, Any]:
+            rows = cut_rows(found.rows, body.dimensions).tolist()
+            return embedded(body, rows, found.n_tokens, request.came)
+
+        return WholeWriter(write)
+
+    def read_one(body: OllamaEmbeddingsRequest) -> Prepared[VectorTexts] | Response:
+        service.check(body.model, ranks=False)
+        return prepared(body, [body.prompt], "prompt") if body.prompt else JSONResponse({"embedding": []})
+
+    def older(_: object, __: object) -> WholeWriter[EmbeddedTexts]:
+        return WholeWriter(lambda found: {"embedding": found.rows[0].tolist()})
+
+    answerer.serve(router, "/embed", OllamaEmbedRequest, read, writer)
+    answerer.serve(router, "/embeddings", OllamaEmbeddingsRequest, read_one, older)
+    app.include_router(router)
 
 
 def cut_rows(rows: Vectors, dimensions: int | None) -> Vectors:
@@ -216,7 +288,7 @@ def cut_rows(rows: Vectors, dimensions: int | None) -> Vectors:
     return rows if dimensions is None else normalised(rows, dimensions)
 
 
-def _embeddings(found: EmbeddedTexts, body: EmbeddingRequest, model: str) -> Response:
+def _embeddings(found: EmbeddedTexts, body: EmbeddingRequest, model: str) -> dict[str, Any]:
     rows = cut_rows(found.rows, body.dimensions)
     vectors: Iterable[str | list[float]] = (
         (base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows)
@@ -224,10 +296,10 @@ def _embeddings(found: EmbeddedTexts, body: EmbeddingRequest, model: str) -> Res
         else (row.tolist() for row in rows)
     )
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
-    return json_answer({"object": "list", "data": data, "model": model, "usage": _usage(found)})
+    return {"object": "list", "data": data, "model": model, "usage": _usage(found)}
 
 
-def _ranking(found: EmbeddedTexts, body: RerankRequest, documents: Sequence[str], model: str) -> Response:
+def _ranking(found: EmbeddedTexts, body: RerankRequest, model: str) -> dict[str, Any]:
     scores = found.rows[:, 0].tolist()
     order = sorted(range(len(scores)), key=lambda i: -scores[i])  # equal ones as in the request
     results: list[dict[str, Any]] = [
@@ -235,15 +307,10 @@ def _ranking(found: EmbeddedTexts, body: RerankRequest, documents: Sequence[str]
     ]
     if body.return_documents:
         for result in results:
-            result["document"] = {"text": documents[result["index"]]}
+            result["document"] = {"text": body.texts[result["index"]]}
     answer = {"id": f"rerank-{uuid.uuid4().hex}", "object": "list", "model": model}
-    return json_answer({**answer, "results": results, "usage": _usage(found)})
+    return {**answer, "results": results, "usage": _usage(found)}
 
 
 def _usage(found: EmbeddedTexts) -> dict[str, int]:
     return {"prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens}
-
-
-def json_answer(fields: dict[str, Any]) -> Response:
-    """Return an answer of many numbers: no model has to check each of them."""
-    return Response(msgspec.json.encode(fields), media_type="application/json")

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError
 from edgespec.apps.server.page import PARTS
-from edgespec.apps.server.response_schema import Usage
+from edgespec.apps.server.response_schema import usage_of
 from edgespec.apps.speech.transcript import Transcript
 from edgespec.decoding.records import Result
 from edgespec.errors import EdgespecError
@@ -279,9 +279,9 @@ def _reason(error: ApiError | None) -> str:
 def _answered(ends: Sequence[object], n_prompts: int) -> tuple[str, str]:
     results = [end for end in ends if isinstance(end, Result)]
     if results:
-        usage = Usage.of(*results, n_prompts=min(n_prompts, len(results)))
-        rate = usage.edgespec.tokens_per_second
-        told = f"{usage.prompt_tokens} tokens in, {usage.completion_tokens} out"
+        usage = usage_of(results, n_prompts=min(n_prompts, len(results)))
+        rate = usage["edgespec"]["tokens_per_second"]
+        told = f"{usage['prompt_tokens']} tokens in, {usage['completion_tokens']} out"
         return told, "" if rate is None else f"{rate:.1f} tokens/s"
     from edgespec.apps.server.embedding_worker import EmbeddedTexts
 

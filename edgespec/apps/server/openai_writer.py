@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from abc import abstractmethod
@@ -44,6 +43,7 @@ class OpenAIWriter(EventWriter):
         }
         self._tells_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._logprobs = [0.0] * len(self.texts)
+        self._offsets = [0] * len(self.texts)  # of the next token's text in each
 
     @abstractmethod
     def first(self, index: int) -> dict[str, Any] | None:
@@ -78,18 +78,17 @@ class OpenAIWriter(EventWriter):
         if event.kind == "end" and len(self.results) == len(self.texts):
             if self._tells_usage:
                 head = {**self._head, "object": self.chunk_kind, "choices": []}
-                yield {**head, "usage": self.usage().model_dump(exclude_unset=True)}
+                yield {**head, "usage": self.usage()}
             yield {}
 
     def encode(self, part: dict[str, Any]) -> str:
         """Return the event of a chunk; of none, the last one."""
-        return f"data: {json.dumps(part, ensure_ascii=False) if part else '[DONE]'}\n\n"
+        return super().encode(part) if part else "data: [DONE]\n\n"
 
     def answer(self) -> dict[str, Any]:
         """Return the whole answer, with the texts that were chosen."""
         choices = [{"index": i, **self.choice(chosen)} for i, chosen in enumerate(self._chosen())]
-        usage = self.usage().model_dump(exclude_unset=True)
-        return {**self._head, "object": self.kind, "choices": choices, "usage": usage}
+        return {**self._head, "object": self.kind, "choices": choices, "usage": self.usage()}
 
     def _chunk(self, index: int, choice: dict[str, Any]) -> dict[str, Any]:
         return {**self._head, "object": self.chunk_kind, "choices": [{"index": index, **choice}]}
@@ -157,11 +156,6 @@ class CompletionWriter(OpenAIWriter):
     """Writes a text completion."""
 
     id_kind, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
-
-    def __init__(self, body: CompletionRequest, request: PreparedRequest, *served: Any) -> None:  # noqa: ANN401
-        """Begin the answer to `body`."""
-        super().__init__(body, request, *served)
-        self._offsets = [0] * len(self.texts)  # of the next token's text
 
     def first(self, index: int) -> dict[str, Any] | None:
         """Return the prompt, if it is sent back."""
@@ -251,10 +245,6 @@ class InfillWriter(EventWriter):
         told = {"index": 0, "content": event.text, "tokens": [], "stop": False, "id_slot": 0}
         yield {**told, "tokens_predicted": self._n, "tokens_evaluated": n_prompt}
 
-    def encode(self, part: dict[str, Any]) -> str:
-        """Return an event."""
-        return f"data: {json.dumps(part, ensure_ascii=False)}\n\n"
-
     def answer(self) -> dict[str, Any]:
         """Return the whole answer."""
         return self._end(self.texts[0].content)
@@ -290,7 +280,7 @@ class InfillWriter(EventWriter):
                 "predicted_per_token_ms": _each_ms(stats.generation_tokens_per_s),
                 "predicted_per_second": stats.generation_tokens_per_s,
             },
-            "edgespec": self.usage().edgespec.model_dump(exclude_unset=True),
+            "edgespec": self.usage()["edgespec"],
         }
         wanted = self._body.response_fields
         return _picked(answer, wanted) if wanted else answer

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
-from edgespec.apps.server.api_errors import ApiError, PromptTooLong, field_error, spelled
+from edgespec.apps.server.api_errors import ApiError, PromptTooLong, field_error
 from edgespec.apps.server.chat_prompts import ChatPrompts
 from edgespec.apps.server.names import NamedModel, ServedNames, plain_name
 from edgespec.apps.server.request_options import (
@@ -33,17 +32,21 @@ from edgespec.apps.server.request_schema import (
     Tool,
     time_limit,
 )
+from edgespec.apps.server.request_worker import Start
+from edgespec.apps.server.streaming import Prepared
 from edgespec.apps.server.tool_calls.answer_reader import PLAIN, AnswerForm, first_call
 from edgespec.apps.server.tool_calls.forced_grammar import CallGrammars
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.decoding.options import Options
+from edgespec.decoding.records import Result, Token
 from edgespec.errors import UsageError
 from edgespec.llama.control_names import FimTokens
 from edgespec.llama.thinking import Thinking
 from edgespec.llama.weights import Model
 
 if TYPE_CHECKING:
+    from edgespec.apps.server.worker import Worker
     from edgespec.engine.engine import Engine
 
 _LEAST_GAP = 256  # tokens that there is room for where a request says nothing else
@@ -103,44 +106,18 @@ class PreparedText:
     options: Options
     answer: AnswerForm = PLAIN
     """The parts that the text may have."""
-    warnings: tuple[str, ...] = ()
-    """Lines on parts of the request that are done only in part."""
     is_cut: bool = False
     """Whether a part of the text around a gap was left out of the prompt."""
     echo: str | None = None
     """The prompt's text, with which the answer begins; None: it is not sent back."""
 
-    def spelled(self, names: Mapping[str, str]) -> PreparedText:
-        """Return it with warnings that name fields as another API does."""
-        told = (warning.partition(":") for warning in self.warnings)
-        warnings = tuple(spelled(field, names) + colon + rest for field, colon, rest in told)
-        return replace(self, warnings=warnings)
+    def start(self, worker: Worker, client: str, *, follows: bool) -> Start[Token, Result]:
+        """Return the function that begins the text in the turn of `client`."""
+        return worker.run(self.tokens, self.options, client=client, follows=follows)
 
 
-@dataclass(frozen=True)
-class PreparedRequest:
-    """A request that is answered by several texts."""
-
-    texts: tuple[PreparedText, ...]
-    """The same number for each prompt; those of one prompt follow each other."""
-    n_prompts: int = 1
-    n_best: int | None = None
-    """How many texts of each prompt, the likeliest, are the answer; None: all."""
-    streams: bool = False
-    """Whether the answer is sent as it comes."""
-    user: str | None = None
-    """Who waits in the queue; None: the API key, or the address."""
-    came: float = field(default_factory=time.perf_counter)
-    """When it was read, by `time.perf_counter`."""
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Lines on parts of the request that are done only in part."""
-        return self.texts[0].warnings
-
-    def spelled(self, names: Mapping[str, str]) -> PreparedRequest:
-        """Return it with warnings that name fields as another API does."""
-        return replace(self, texts=tuple(text.spelled(names) for text in self.texts))
+PreparedRequest = Prepared[PreparedText]
+"""A request that is answered by several texts."""
 
 
 class RequestReader:
@@ -167,8 +144,11 @@ class RequestReader:
         prompt = self._prompts.write(request, self._tools(request), self._thinking(request))
         return self.model.tokenize_rendered(prompt.text)
 
-    def chat(self, request: ChatRequest) -> PreparedText:
-        """Return the prompt's tokens and the options of a chat completion. Raises ApiError."""
+    def choices(self, request: ChatRequest | CompletionRequest) -> PreparedRequest:
+        """Prepare all texts that a request asks for."""
+        return self._chat(request) if isinstance(request, ChatRequest) else self._completion(request)
+
+    def _chat(self, request: ChatRequest) -> PreparedRequest:
         request = self._asked(request)
         if request.top_logprobs and not request.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
@@ -189,7 +169,8 @@ class RequestReader:
             options = replace(options, n_logprobs=request.top_logprobs or 0)
         forced = bool(tools) and request.tool_choice not in (None, "auto")
         answer = replace(prompt.answer, forced=forced)
-        return PreparedText(tokens, options, answer, _warnings(grammar))
+        texts = _choices(PreparedText(tokens, options, answer), request.n or 1)
+        return PreparedRequest(texts, **_sent(request, grammar))
 
     def _thinking(self, request: ChatRequest) -> Thinking:
         budget = requested_thoughts(request)
@@ -197,11 +178,7 @@ class RequestReader:
             budget = self.service.reasoning_budget
         return Thinking(request.reasoning_effort, budget)
 
-    def choices(self, request: ChatRequest | CompletionRequest) -> PreparedRequest:
-        """Prepare all texts that a request asks for."""
-        sent: dict[str, Any] = {"streams": bool(request.stream), "user": request.user}
-        if isinstance(request, ChatRequest):
-            return PreparedRequest(_choices(self.chat(request), request.n or 1), **sent)
+    def _completion(self, request: CompletionRequest) -> PreparedRequest:
         self.service.names.find(request.model)
         n, best_of = request.n or 1, request.best_of or request.n or 1
         if best_of < n:
@@ -218,7 +195,8 @@ class RequestReader:
             if best_of > n and text.options.n_logprobs is None:
                 text = replace(text, options=replace(text.options, n_logprobs=0))
             texts += _choices(text, best_of)
-        return PreparedRequest(tuple(texts), len(prompts), n if best_of > n else None, **sent)
+        best = n if best_of > n else None
+        return PreparedRequest(tuple(texts), len(prompts), best, **_sent(request, grammar))
 
     def _one_text(self, request: CompletionRequest, prompt: object, grammar: Grammar | None) -> PreparedText:
         """Prepare a text that continues one prompt."""
@@ -240,7 +218,7 @@ class RequestReader:
                     raise ApiError(400, "cannot be streamed with logprobs: leave one out", field="echo")
                 options = replace(options, n_logprobs=request.logprobs or 0, prompt_logprobs=True)
         options = replace(options, n_predict=n_predict)
-        return PreparedText(tokens, options, warnings=_warnings(grammar), echo=echo)
+        return PreparedText(tokens, options, echo=echo)
 
     def _around(self, request: CompletionRequest, prompt: object, asked: int | None) -> list[int]:
         """Return the prompt for a text between `prompt` and the suffix of `request`."""
@@ -278,8 +256,11 @@ class RequestReader:
             options = _constrained(options, self._grammars.of(constraint), request)
         if request.t_max_predict_ms:
             options = replace(options, until=time_limit(request.t_max_predict_ms))
-        text = PreparedText(filled.tokens, options, warnings=request.warnings, is_cut=filled.is_cut)
-        return PreparedRequest((text,), streams=bool(request.stream), user=request.user)
+        text = PreparedText(filled.tokens, options, is_cut=filled.is_cut)
+        sent = _sent(request, None)
+        if request.samplers:
+            sent["warnings"] = ("samplers are applied in llama.cpp's default order",)
+        return PreparedRequest((text,), **sent)
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         return b"".join(self.model.piece(token, special=True) for token in tokens).decode(errors="replace")
@@ -365,8 +346,9 @@ def _constrained(options: Options, grammar: Grammar, request: GenerationRequest)
     return replace(options, grammar=grammar)
 
 
-def _warnings(grammar: Grammar | None) -> tuple[str, ...]:
-    return tuple(f"{grammar.name}: not enforced: {line}" for line in grammar.warnings) if grammar else ()
+def _sent(request: GenerationRequest, grammar: Grammar | None) -> dict[str, Any]:
+    lines = (f"{grammar.name}: not enforced: {line}" for line in grammar.warnings) if grammar else ()
+    return {"streams": bool(request.stream), "user": request.user, "warnings": tuple(lines)}
 
 
 def _choices(text: PreparedText, n: int) -> tuple[PreparedText, ...]:

@@ -495,11 +495,6 @@ class InfillRequest(GenerationRequest):
         None, description="The fields of the answer to send, such as timings/prompt_n."
     )
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Lines on what is done only in part."""
-        return ("samplers are applied in llama.cpp's default order",) if self.samplers else ()
-
 
 def time_limit(milliseconds: int) -> Callable[[], Callable[[Token], bool]]:
     """Return the time limit of a text with a line break, counted from its first token (`Options.until`)."""

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
 from fastapi import APIRouter, FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from edgespec.apps.server.api_errors import CLIENT_GONE, FORMS, ApiError, ErrorForm, engine_error, form_of
-from edgespec.apps.server.request_worker import End, Item, Part, QueuePlace, Start
-from edgespec.decoding.records import PromptProgress, Result, Token
+from edgespec.apps.server.api_errors import (
+    CLIENT_GONE,
+    FORMS,
+    ApiError,
+    ErrorForm,
+    engine_error,
+    form_of,
+    spelled,
+)
+from edgespec.apps.server.request_worker import End, Item, Part, QueuePlace, RequestWorker, Start
+from edgespec.decoding.records import PromptProgress
 from edgespec.platform.messages import MessageFn
-
-if TYPE_CHECKING:
-    from edgespec.apps.server.request_reader import PreparedRequest
-    from edgespec.apps.server.worker import Worker
 
 ALIVE_S = 10.0
 """Seconds without a token after which a stream sends something, so that no proxy closes it as dead."""
@@ -33,13 +40,48 @@ ALIVE_S = 10.0
 WARNING = "X-Edgespec-Warning"
 """Header for a part of a request that is done only in part; once for each."""
 
-_SETTLE_S = 0.1
+_LINES = {"schema": {"type": "string"}}
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": _LINES, "application/x-ndjson": _LINES}}
+}
+"""The description of an answer that may stream."""
 
-Made = TypeVar("Made")
-"""A part of an answer, as its writer makes it."""
+_SETTLE_S = 0.1
 
 Body = TypeVar("Body")
 """The body of a request of some API."""
+
+
+class Startable(Protocol):
+    """What a worker makes one answer of: a text, a recording, texts to be embedded."""
+
+    def start(self, worker: Any, client: str, *, follows: bool) -> Start[Any, Any]:  # noqa: ANN401 - its kind's
+        """Return the function that begins the answer in the turn of `client`.
+
+        `follows`: it is not refused for a full queue.
+        """
+
+
+Job = TypeVar("Job", bound=Startable)
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[Job]):
+    """A request as its worker takes it: it is answered by several texts, or by what else is made."""
+
+    texts: tuple[Job, ...]
+    """The same number for each prompt; those of one prompt follow each other."""
+    n_prompts: int = 1
+    n_best: int | None = None
+    """How many texts of each prompt, the likeliest, are the answer; None: all."""
+    streams: bool = False
+    """Whether the answer is sent as it comes."""
+    user: str | None = None
+    """Who waits in the queue; None: the API key, or the address."""
+    warnings: tuple[str, ...] = ()
+    """Lines on parts of the request that are done only in part."""
+    came: float = field(default_factory=time.perf_counter)
+    """When it was read, by `time.perf_counter`."""
 
 
 class ClientGone(Exception):  # noqa: N818 - no error: nobody is there to be answered
@@ -180,7 +222,7 @@ class RequestRun(Generic[Part, End]):
             self.close()
         return [self.ends[i] for i in range(len(self._starts))]
 
-    async def parts(self, writer: AnswerWriter[Part, End, Any]) -> AsyncGenerator[str]:
+    async def parts(self, writer: AnswerWriter[Part, End]) -> AsyncGenerator[str]:
         """Yield the parts of a stream as `writer` writes them; a failure becomes the last one."""
         if first := writer.begin():
             yield first
@@ -199,9 +241,7 @@ class RequestRun(Generic[Part, End]):
             self.failure = engine_error(error, self._log)
             yield writer.failed(self.failure)
 
-    async def answer(
-        self, request: Request, writer: AnswerWriter[Part, End, Any], *, streams: bool
-    ) -> Response:
+    async def answer(self, request: Request, writer: AnswerWriter[Part, End], *, streams: bool) -> Response:
         """Return the answer to `request` in the form of `writer`. Raises ApiError."""
         request.state.run = self  # for the log
         if streams:
@@ -210,7 +250,8 @@ class RequestRun(Generic[Part, End]):
         ends = await self.collect(request.receive, lambda i, made: writer.drain(writer.parts(i, made)))
         if ends is None:
             return Response(status_code=CLIENT_GONE)
-        return Response(writer.whole(ends), media_type=writer.whole_type, headers=dict(writer.headers))
+        text = await run_in_threadpool(writer.whole, ends)  # of thousands of numbers it takes a while
+        return Response(text, media_type=writer.whole_type, headers=dict(writer.headers))
 
     def close(self) -> None:
         """End the texts that are under way, and begin none of those that wait."""
@@ -239,7 +280,7 @@ class WholeEvents:
         return [event + self._end for event in whole]
 
 
-class AnswerWriter(ABC, Generic[Part, End, Made]):
+class AnswerWriter(ABC, Generic[Part, End]):
     """Writes the answer to one request in the form of an API, whole or in parts; "": nothing is sent.
 
     What was generated becomes parts, and only a stream encodes them. Waits and failures are told in
@@ -254,22 +295,24 @@ class AnswerWriter(ABC, Generic[Part, End, Made]):
     """How its API tells errors."""
     headers: Mapping[str, str] = {}
     """More headers of an answer."""
+    remarks: Sequence[str] = ()
+    """Warnings that only the answer shows."""
 
     def begin(self) -> str:
         """The beginning of a stream."""
         return ""
 
-    @abstractmethod
-    def parts(self, index: int, made: Sequence[Part], /) -> Iterator[Made]:
-        """Yield the parts of what was `made` of the answer number `index`."""
+    def parts(self, _index: int, _made: Sequence[Part], /) -> Iterator[Any]:
+        """Yield the parts of what was made of the answer with this number."""
+        return iter(())
 
-    @abstractmethod
-    def last_parts(self, index: int, end: End, /) -> Iterator[Made]:
+    def last_parts(self, _index: int, _end: End, /) -> Iterator[Any]:
         """Yield the parts that end an answer."""
+        return iter(())
 
-    @abstractmethod
-    def encode(self, part: Made, /) -> str:
-        """Return a part as a stream has it."""
+    def encode(self, part: Any, /) -> str:  # noqa: ANN401 - its API's
+        """Return a part as a stream has it: a server-sent event of JSON."""
+        return f"data: {json.dumps(part, ensure_ascii=False)}\n\n"
 
     @abstractmethod
     def whole(self, ends: Sequence[End], /) -> str:
@@ -284,7 +327,7 @@ class AnswerWriter(ABC, Generic[Part, End, Made]):
         return "".join(map(self.encode, self.last_parts(index, end)))
 
     @staticmethod
-    def drain(parts: Iterator[Made]) -> None:
+    def drain(parts: Iterator[Any]) -> None:
         """Have parts made that nobody is sent."""
         deque(parts, maxlen=0)
 
@@ -314,7 +357,7 @@ class AnswerWriter(ABC, Generic[Part, End, Made]):
 class StreamingAnswer(Response):
     """An answer as it comes; the work ends when the client goes away."""
 
-    def __init__(self, run: RequestRun[Part, End], writer: AnswerWriter[Part, End, Any]) -> None:
+    def __init__(self, run: RequestRun[Part, End], writer: AnswerWriter[Part, End]) -> None:
         """Send what `writer` writes of `run`."""
         super().__init__(
             media_type=writer.media_type,
@@ -337,43 +380,55 @@ class StreamingAnswer(Response):
             self._run.close()
 
 
-class Answerer:
-    """Has the worker generate, and answers with what it writes."""
+class WholeWriter(AnswerWriter[Any, End]):
+    """Writes an answer that comes as a whole."""
 
-    def __init__(self, worker: Worker, log: MessageFn) -> None:
-        """Let `worker` generate; `log` takes a line for each failure that is not the client's fault."""
-        self._worker = worker
-        self._log = log
+    def __init__(self, write: Callable[[End], Any]) -> None:
+        """Send what `write` makes of the end, as JSON."""
+        self._write = write
+
+    def whole(self, ends: Sequence[End], /) -> str:
+        """Return the answer."""
+        return msgspec.json.encode(self._write(ends[0])).decode()
+
+
+class Answerer:
+    """Has a worker make answers, and sends what a writer makes of them."""
+
+    def __init__(self, worker: RequestWorker[Any, Any, Any], log: MessageFn) -> None:
+        """Let `worker` work; `log` takes a line for each failure that is not the client's fault."""
+        self._worker, self._log = worker, log
 
     async def answer(
-        self, request: Request, prepared: PreparedRequest, writer: AnswerWriter[Token, Result, Any]
+        self, request: Request, prepared: Prepared[Any], writer: AnswerWriter[Any, Any]
     ) -> Response:
         """Return the answer to `request` in the form of `writer`."""
-        worker, client = self._worker, client_of(request, prepared.user)
+        parallel, client = self._worker.parallel, client_of(request, prepared.user)
         starts = [
-            worker.run(text.tokens, text.options, client=client, follows=i >= worker.parallel)
-            for i, text in enumerate(prepared.texts)
+            text.start(self._worker, client, follows=i >= parallel) for i, text in enumerate(prepared.texts)
         ]
-        run: RequestRun[Token, Result] = RequestRun(
-            starts, self._log, n_prompts=prepared.n_prompts, parallel=worker.parallel
+        run: RequestRun[Any, Any] = RequestRun(
+            starts, self._log, n_prompts=prepared.n_prompts, parallel=parallel
         )
-        return await run.answer(request, writer, streams=prepared.streams)
+        answer = await run.answer(request, writer, streams=prepared.streams)
+        return with_warnings(answer, [*prepared.warnings, *writer.remarks])
 
     def serve(
         self,
         router: FastAPI | APIRouter,
         path: str,
         kind: Any,  # noqa: ANN401 - an annotation
-        read: Callable[[Body], PreparedRequest | Response],
-        writer: Callable[[Body, PreparedRequest], AnswerWriter[Token, Result, Any]],
+        read: Callable[[Body], Prepared[Any] | Response],
+        writer: Callable[[Body, Any], AnswerWriter[Any, Any]],
         errors: ErrorForm | None = None,
-        **described: Any,  # noqa: ANN401 - what FastAPI is told of a route
+        *,
+        answers: Any = dict[str, Any],  # noqa: ANN401 - a type
     ) -> None:
         """Add an API's route to `router`: a POST with a body of this `kind`, a type or FastAPI's annotation.
 
         `read` makes the request of a body, on any thread, or the answer itself where nothing is written; it
         raises ApiError. `writer` writes the events of the answer in the API's form, `errors` what is refused;
-        by default it is that of the path.
+        by default it is that of the path. `answers`: the type of a whole answer in /openapi.json.
         """
         if errors:
             FORMS[path] = errors
@@ -383,13 +438,16 @@ class Answerer:
             if isinstance(prepared, Response):
                 return prepared
             form = form_of(request.url.path)
-            prepared = prepared.spelled(form.names)
+            if prepared.warnings:
+                told = (warning.partition(":") for warning in prepared.warnings)
+                lines = (spelled(field, form.names) + colon + rest for field, colon, rest in told)
+                prepared = replace(prepared, warnings=tuple(lines))
             writing = writer(body, prepared)
             writing.errors = form
-            return with_warnings(await self.answer(request, prepared, writing), prepared.warnings)
+            return await self.answer(request, prepared, writing)
 
         answer.__annotations__["body"] = kind  # which FastAPI reads
-        router.add_api_route(path, answer, methods=["POST"], **{"response_model": None, **described})
+        router.add_api_route(path, answer, methods=["POST"], response_model=answers, responses=STREAMED)
 
 
 def with_warnings(answer: Response, warnings: Sequence[str]) -> Response:

@@ -39,7 +39,7 @@ class Asked:
 
     def ask(self, messages: Any = HELLO, **fields: Any) -> PreparedText:
         body = {"model": "served", "messages": messages} | fields
-        return self.reader.chat(ChatRequest.model_validate(body))
+        return self.reader.choices(ChatRequest.model_validate(body)).texts[0]
 
     def prompt(self, messages: Any = HELLO, **fields: Any) -> str:
         tokens = self.ask(messages, **fields).tokens
@@ -391,7 +391,7 @@ def test_ollamas_messages_and_prompts_are_text_too(asked: Any):
         {"messages": [{"role": "system", "content": EVIL}, {"role": "user", "content": EVIL}]},
     ):
         kind = OllamaChatRequest if "messages" in fields else OllamaGenerateRequest
-        prepared = ollama.read(kind.model_validate({"model": "served", **fields}))
+        (prepared,) = ollama.read(kind.model_validate({"model": "served", **fields})).texts
         assert n_controls(model.model, prepared) == 5, "two messages, and the answer's beginning"
     raw = OllamaGenerateRequest.model_validate({"model": "served", "prompt": EVIL, "raw": True})
     assert n_controls(model.model, ollama.read(raw)) == 3

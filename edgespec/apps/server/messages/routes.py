@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import FastAPI, Response
 from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
 
@@ -21,25 +21,21 @@ from edgespec.apps.server.api_errors import (
     checked,
     new_request_id,
 )
-from edgespec.apps.server.json_routes import route_class
 from edgespec.apps.server.messages.schema import (
     AssistantTurn,
     Block,
     ClientTool,
     CountTokensRequest,
-    MessagesError,
     MessagesRequest,
     ToolChoice,
     UserTurn,
 )
 from edgespec.apps.server.names import ALIAS
-from edgespec.apps.server.openapi import error_responses
 from edgespec.apps.server.request_reader import PreparedRequest, RequestReader
 from edgespec.apps.server.request_schema import ChatRequest
 from edgespec.apps.server.streaming import Answerer
 from edgespec.decoding.records import PromptProgress, Result
 from edgespec.llama.weights import Model
-from edgespec.platform.messages import MessageFn
 
 # ---- requests ----
 
@@ -63,10 +59,8 @@ class MessagesReader:
         if body.thread is not None:
             line = "no conversation is kept here: send all of it, without thread"
             raise ApiError(400, line, field="thread", code=NO_THREAD)
-        text = self._reader.chat(self._chat(body))
-        text = replace(text, warnings=(*self._warnings(body), *text.warnings))
-        user = body.metadata.user_id if body.metadata else None
-        return PreparedRequest((text,), streams=bool(body.stream), user=user)
+        prepared = self._reader.choices(self._chat(body))
+        return replace(prepared, warnings=(*self._warnings(body), *prepared.warnings))
 
     def count(self, body: CountTokensRequest) -> int:
         """Return how many tokens the prompt of a request has."""
@@ -93,7 +87,8 @@ class MessagesReader:
             fields |= {
                 "max_tokens": body.max_tokens or 1,  # 0: the prompt alone is wanted
                 "stop": body.stop_sequences,
-                **{name: getattr(body, name) for name in ("temperature", "top_p", "top_k")},
+                "user": body.metadata.user_id if body.metadata else None,
+                **{name: getattr(body, name) for name in ("stream", "temperature", "top_p", "top_k")},
             }
         return checked(ChatRequest, fields)
 
@@ -365,7 +360,7 @@ class MessagesWriter(EventWriter):
         end: Fields = {"stop_reason": self._stop_reason(result, reason, sequence), "stop_sequence": sequence}
         n_written = min(len(result.token_ids), self._max_tokens)
         usage = _usage(result.prompt_tokens - result.n_cached, result.n_cached, n_written)
-        usage["edgespec"] = self.usage().edgespec.model_dump()
+        usage["edgespec"] = self.usage()["edgespec"]
         self._answer |= {**end, "usage": usage}
         yield {"type": "message_delta", "delta": end, "usage": usage}
         yield {"type": "message_stop"}
@@ -401,29 +396,19 @@ def _usage(n_read: int, n_cached: int = 0, n_written: int = 0) -> Fields:
 _PING = 'event: ping\ndata: {"type": "ping"}\n\n'
 
 
-def add_messages(app: FastAPI, reader: RequestReader, answerer: Answerer, *, log: MessageFn) -> None:
-    """Add the routes to `app`; `log` takes a line for each failure that is not the client's fault."""
-    router = APIRouter(
-        prefix="/v1/messages", route_class=route_class(log), responses=error_responses(MessagesError)
-    )
+def add_messages(app: FastAPI, reader: RequestReader, answerer: Answerer) -> None:
+    """Add the routes to `app`."""
     own = MessagesReader(reader)
-    events = {"type": "object", "description": "Server-sent events, as Anthropic's API has them."}
-    content = {"text/event-stream": {"schema": events}, "application/json": {"schema": {"type": "object"}}}
-    answer: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}
-
     answerer.serve(
-        router,
-        "",
+        app,
+        "/v1/messages",
         MessagesRequest,
         own.read,
         lambda body, request: MessagesWriter(body, request, reader.model, reader.service.name),
-        responses=answer,
     )
 
-    @router.post("/count_tokens")
+    @app.post("/v1/messages/count_tokens")
     async def count(body: CountTokensRequest, response: Response) -> dict[str, int]:
         """Count the tokens of a conversation's prompt; nothing is answered."""
         response.headers[REQUEST_ID] = new_request_id()
         return {"input_tokens": await run_in_threadpool(own.count, body)}
-
-    app.include_router(router)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from edgespec.apps.server.names import ALIAS, RequestedModel
 from edgespec.apps.server.request_fields import RequestPart, ToolName, check_needed
@@ -235,11 +235,3 @@ class MessagesRequest(CountTokensRequest):
     container: None = None
     thread: Any = Field(None, description="Refused, so that the client sends whole conversations.")
     compaction: None = None
-
-
-class MessagesError(BaseModel):
-    """The answer of every status of 400 and above, and the last event of a stream that failed."""
-
-    type: Literal["error"]
-    error: dict[str, Any]
-    request_id: str

@@ -6,8 +6,6 @@ import hashlib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
-
 if TYPE_CHECKING:
     from edgespec.llama.gguf_header import GGUFHeader
 
@@ -16,12 +14,6 @@ SPOKEN = "0.12.11"
 
 FOREVER = "2318-01-01T00:00:00Z"
 """When the model leaves the memory: never while the server runs. Ollama's longest time ends about then."""
-
-
-class OllamaError(BaseModel):
-    """The answer of every status of 400 and above, and the last line of a stream that failed."""
-
-    error: str
 
 
 def digest(header: GGUFHeader) -> str:

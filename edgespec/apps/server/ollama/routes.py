@@ -31,16 +31,14 @@ from edgespec.apps.server.ollama.request_schema import (
     OllamaShowRequest,
     OllamaToolCall,
 )
-from edgespec.apps.server.ollama.response_schema import FOREVER, SPOKEN, OllamaError, digest, rfc3339
-from edgespec.apps.server.openapi import error_responses
+from edgespec.apps.server.ollama.response_schema import FOREVER, SPOKEN, digest, rfc3339
 from edgespec.apps.server.request_reader import (
     PreparedRequest,
-    PreparedText,
     RequestReader,
     Service,
 )
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
-from edgespec.apps.server.streaming import Answerer
+from edgespec.apps.server.streaming import STREAMED, Answerer
 from edgespec.decoding.records import PromptProgress, Token
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
@@ -59,11 +57,11 @@ class OllamaReader:
         """Let `reader` prepare requests."""
         self._reader, self._service, self._model = reader, reader.service, reader.model
 
-    def read(self, body: OllamaChatRequest | OllamaGenerateRequest) -> PreparedText:
+    def read(self, body: OllamaChatRequest | OllamaGenerateRequest) -> PreparedRequest:
         """Prepare a request that has messages or a prompt."""
         return self._conversation(body) if isinstance(body, OllamaChatRequest) else self._prompt(body)
 
-    def _conversation(self, body: OllamaChatRequest) -> PreparedText:
+    def _conversation(self, body: OllamaChatRequest) -> PreparedRequest:
         messages = openai_messages(body.messages or ())
         fields: dict[str, Any] = {"messages": messages}
         if body.tools:
@@ -72,14 +70,14 @@ class OllamaReader:
             fields["continue_final_message"] = True  # Ollama goes on with what an answer begins with
         return self._chat(body, fields)
 
-    def _prompt(self, body: OllamaGenerateRequest) -> PreparedText:
+    def _prompt(self, body: OllamaGenerateRequest) -> PreparedRequest:
         if body.raw or body.suffix or self._model.chat_template is None:
             return self._text(body)
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": body.prompt}]
         return self._chat(body, {"messages": messages})
 
-    def _chat(self, body: OllamaGenerationRequest, fields: dict[str, Any]) -> PreparedText:
+    def _chat(self, body: OllamaGenerationRequest, fields: dict[str, Any]) -> PreparedRequest:
         options = read_options(body.options or {})
         if body.think not in (None, ""):
             fields |= self._thinking(body)
@@ -87,7 +85,7 @@ class OllamaReader:
             fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
         if body.format:
             fields["response_format"] = _format(body.format)
-        return self._fitted(self._reader.chat(checked(ChatRequest, fields)), options)
+        return self._fitted(self._reader.choices(checked(ChatRequest, fields)), body, options)
 
     def _thinking(self, body: OllamaGenerationRequest) -> dict[str, Any]:
         """Return the fields of OpenAI's API for `think`. Raises ApiError."""
@@ -99,7 +97,7 @@ class OllamaReader:
             return {"chat_template_kwargs": dict.fromkeys(switches, True)}
         return {"reasoning_effort": _EFFORTS.get(body.think, body.think)}
 
-    def _text(self, body: OllamaGenerateRequest) -> PreparedText:
+    def _text(self, body: OllamaGenerateRequest) -> PreparedRequest:
         kind = "raw mode" if body.raw else "suffix" if body.suffix else "a model without a chat template"
         for name in ("system", "think"):
             if getattr(body, name):
@@ -112,11 +110,13 @@ class OllamaReader:
             fields["suffix"] = body.suffix
         if body.logprobs:
             fields["logprobs"] = body.top_logprobs or 0
-        prepared = self._reader.choices(checked(CompletionRequest, fields)).texts[0]
-        return self._fitted(prepared, options)
+        return self._fitted(self._reader.choices(checked(CompletionRequest, fields)), body, options)
 
-    def _fitted(self, prepared: PreparedText, options: ReadOptions) -> PreparedText:
-        """Return `prepared` with Ollama's options, cut to the context that the request asks for."""
+    def _fitted(
+        self, request: PreparedRequest, body: OllamaGenerationRequest, options: ReadOptions
+    ) -> PreparedRequest:
+        """Return `request` with Ollama's options, cut to the context that it asks for."""
+        (prepared,) = request.texts
         n_ctx = min(options.n_ctx or self._service.n_ctx, self._service.n_ctx)
         room = n_ctx - len(prepared.tokens)
         if room < 1:
@@ -136,7 +136,7 @@ class OllamaReader:
         except UsageError as error:
             name = "draft_num_predict" if error.field == "gamma" else error.field
             raise field_error(error, f"options.{name}") from None
-        return replace(prepared, options=made)
+        return replace(request, texts=(replace(prepared, options=made),), streams=body.stream is not False)
 
 
 def _format(wanted: str | dict[str, Any]) -> dict[str, Any]:
@@ -274,17 +274,6 @@ class OllamaModelFacts:
 
 # ---- answers as lines ----
 
-_LINE = {"type": "string", "description": "Each line is an object; one that failed an OllamaError."}
-_LINES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer.",
-        "content": {
-            "application/x-ndjson": {"schema": _LINE},
-            "application/json": {"schema": {"type": "object"}},
-        },
-    }
-}
-
 
 class OllamaWriter(EventWriter):
     """Writes an answer in Ollama's form: lines, or one. A part is a line without its model and its time."""
@@ -370,7 +359,7 @@ class OllamaWriter(EventWriter):
             "prompt_eval_duration": _ns(first_s),
             "eval_count": len(result.token_ids),
             "eval_duration": _ns(stats.total_s - first_s),
-            "edgespec": self.usage().edgespec.model_dump(exclude_unset=True),
+            "edgespec": self.usage()["edgespec"],
         }
 
 
@@ -419,7 +408,6 @@ def add_ollama(
     router = APIRouter(
         prefix="/api",
         route_class=route_class(log, any_type=True),
-        responses=error_responses(OllamaError),
     )
     add_facts(router, facts)
     _add_generations(router, engine.target, OllamaReader(reader), facts, answerer)
@@ -450,7 +438,7 @@ def add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
         facts.check(body.model or body.name)
         return await run_in_threadpool(facts.shown)
 
-    @router.post("/pull", response_model=dict[str, Any], responses=_LINES)
+    @router.post("/pull", response_model=dict[str, Any], responses=STREAMED)
     async def pull(body: OllamaPullRequest) -> Response:
         """Say that the served model is here: programs pull before they ask. No other is fetched."""
         try:
@@ -474,13 +462,13 @@ def _add_generations(
         facts.check(body.model)
         if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
             return _nothing_asked(body, body.model or facts.full)
-        return PreparedRequest((reader.read(body),), streams=body.stream is not False)
+        return reader.read(body)
 
     def writer(body: OllamaGenerationRequest, request: PreparedRequest) -> OllamaWriter:
         return OllamaWriter(body, request, target, body.model or facts.full)
 
-    answerer.serve(router, "/chat", OllamaChatRequest, read, writer, responses=_LINES)
-    answerer.serve(router, "/generate", OllamaGenerateRequest, read, writer, responses=_LINES)
+    answerer.serve(router, "/chat", OllamaChatRequest, read, writer)
+    answerer.serve(router, "/generate", OllamaGenerateRequest, read, writer)
 
 
 def _nothing_asked(body: OllamaGenerationRequest, model: str) -> Response:

@@ -197,16 +197,15 @@ def _thought(item: Item) -> str:
 
 _SAME_FIELDS = {
     *(option.request_name(name) for name, option in SAMPLING.items() if name != "logit_bias"),
-    *("model", "parallel_tool_calls", "top_logprobs", "seed", "speculative"),
+    *("model", "parallel_tool_calls", "top_logprobs", "seed", "speculative", "stream", "user"),
 }
 
 
 def read_response(reader: RequestReader, body: ResponsesRequest) -> PreparedRequest:
     """Prepare a request. For any thread. Raises ApiError."""
     items, tools = _items(body), read_tools(body)
-    text = reader.chat(_chat(body, items, tools))
-    text = replace(text, warnings=(*tools.warnings, *_unread(body, items), *text.warnings))
-    return PreparedRequest((text,), streams=bool(body.stream), user=body.user)
+    prepared = reader.choices(_chat(body, items, tools))
+    return replace(prepared, warnings=(*tools.warnings, *_unread(body, items), *prepared.warnings))
 
 
 def count_tokens(reader: RequestReader, body: ResponsesRequest) -> int:

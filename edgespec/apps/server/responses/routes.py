@@ -187,34 +187,19 @@ class ResponseWriter(EventWriter):
 
 def _usage(usage: Usage, *, n_thought: int) -> dict[str, Any]:
     """Return `usage` in this API's words; `n_thought` tokens of the answer are thoughts."""
-    n_cached = usage.prompt_tokens_details.cached_tokens
-    n_new = usage.prompt_tokens - n_cached
+    n_cached = usage["prompt_tokens_details"]["cached_tokens"]
+    n_new = usage["prompt_tokens"] - n_cached
     return {
-        "input_tokens": usage.prompt_tokens,
+        "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": n_cached, "cache_write_tokens": n_new},
-        "output_tokens": usage.completion_tokens,
+        "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": n_thought},
-        "total_tokens": usage.total_tokens,
-        "edgespec": usage.edgespec.model_dump(mode="json", exclude_unset=True),
+        "total_tokens": usage["total_tokens"],
+        "edgespec": usage["edgespec"],
     }
 
 
 # ---- routes ----
-
-_EVENT = {
-    "type": "object",
-    "properties": {
-        "event": {"type": "string"},
-        "data": {"type": "string", "contentMediaType": "application/json"},
-    },
-    "required": ["event", "data"],
-}
-_EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": 'The answer; with "stream": true its events, the last of which has all of it.',
-        "content": {ResponseWriter.media_type: {"schema": _EVENT}},
-    }
-}
 
 
 def add_responses(app: FastAPI, reader: RequestReader, answerer: Answerer, *, is_routed: bool) -> None:
@@ -225,8 +210,6 @@ def add_responses(app: FastAPI, reader: RequestReader, answerer: Answerer, *, is
         ResponsesRequest,
         partial(read_response, reader),
         lambda body, request: ResponseWriter(body, request, reader.model, reader.service.name),
-        response_model=dict[str, Any],
-        responses=_EVENTS,
     )
 
     @app.post(PATH + "/input_tokens")

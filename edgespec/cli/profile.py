@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,9 +18,8 @@ from edgespec.engine.model_choice import has_mtp_head
 from edgespec.errors import EdgespecError, describe_os_error
 
 if TYPE_CHECKING:
-    from edgespec.drafting.costs import CostCurve
-    from edgespec.drafting.measure import PairCosts
-    from edgespec.drafting.profile import Profile, ProfileKey
+    from edgespec.drafting.measure import Measured
+    from edgespec.drafting.profile import CostCurve, Profile, ProfileKey
 
 _SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -65,7 +65,7 @@ def profile_command(
                 engine.target,
                 engine.draft,
                 n_threads=engine.n_threads,
-                on_progress=lambda now: display.show(now.what, now.done_s, now.total_s),
+                on_progress=display.show,
                 signals=signals,
                 meter=meter,
                 draft_inputs=engine.timed_inputs,
@@ -73,17 +73,27 @@ def profile_command(
     return _keep(key, measured, json=json, force=force)
 
 
-def _keep(key: ProfileKey, measured: PairCosts, *, json: bool, force: bool) -> int:
+def _keep(key: ProfileKey, measured: Measured, *, json: bool, force: bool) -> int:
     """Store the profile unless a reliable one is there, print it, and return the exit code."""
-    from edgespec.drafting.profile import as_text
-    from edgespec.drafting.profile_store import profile_path, store
+    from edgespec.drafting.profile import Profile, profile_path, store
 
-    profile, kept = _profile(key, measured, None), None
+    profile = Profile(
+        key=key,
+        target=measured.target,
+        draft=measured.draft,
+        target_joules=measured.target_joules,
+        draft_joules=measured.draft_joules,
+        measured=datetime.now().astimezone().isoformat(timespec="seconds"),
+        spread=measured.spread,
+        reliable=measured.reliable,
+    )
+    kept: Profile | None = None
 
     def change(stored: Profile | None) -> Profile:
         nonlocal profile, kept
-        profile = _profile(key, measured, stored)
-        kept = stored if stored and stored.reliable and not profile.reliable and not force else None
+        if stored:
+            profile = replace(profile, acceptance=stored.acceptance, runs=stored.runs)
+            kept = stored if stored.reliable and not profile.reliable and not force else None
         return kept or profile
 
     file, reason = None, ""
@@ -92,9 +102,9 @@ def _keep(key: ProfileKey, measured: PairCosts, *, json: bool, force: bool) -> i
     except OSError as error:
         reason = describe_os_error(error)
     if json:
-        out.print(as_text(profile), end="")
+        out.print(profile.as_text(), end="")
     else:
-        _print(profile, measured)
+        _print(profile, measured.sweeps)
         if file and not kept:
             out.print(str(file))
     for line in measured.warnings:
@@ -106,24 +116,8 @@ def _keep(key: ProfileKey, measured: PairCosts, *, json: bool, force: bool) -> i
     return 0
 
 
-def _profile(key: ProfileKey, measured: PairCosts, stored: Profile | None) -> Profile:
-    from edgespec.drafting.profile import Profile
-
-    fresh = Profile(
-        key=key,
-        target=measured.target,
-        draft=measured.draft,
-        target_joules=measured.target_joules,
-        draft_joules=measured.draft_joules,
-        measured=datetime.now().astimezone().isoformat(timespec="seconds"),
-        spread=measured.spread,
-        reliable=measured.reliable,
-    )
-    return fresh if stored is None else fresh.with_learned_of(stored)
-
-
-def _print(profile: Profile, measured: PairCosts) -> None:
-    from edgespec.drafting.costs import CONTEXTS
+def _print(profile: Profile, sweeps: int) -> None:
+    from edgespec.drafting.profile import CONTEXTS
 
     key = profile.key
     models = f"{key.target_name}, drafted by {key.draft_name}" if key.draft_name else key.target_name
@@ -148,6 +142,6 @@ def _print(profile: Profile, measured: PairCosts) -> None:
     if profile.target_joules:
         out.print(f"energy: target {profile.target_joules.passes[0][0]:.2f} J a token")
     out.print(
-        f"{measured.sweeps} repeats, which differ by {profile.spread:.1%}"
+        f"{sweeps} repeats, which differ by {profile.spread:.1%}"
         + ("" if profile.reliable else ": not reliable")
     )

@@ -28,13 +28,13 @@ from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import DraftForward
 from edgespec.decoding.session import Features, ForwardResult, Inputs, ModelSession, n_common
-from edgespec.drafting.costs import N_MAX, CostCurve, block_curve
 from edgespec.drafting.draft_model import DraftModel, WindowedModel
 from edgespec.drafting.foreign.translated_model import ROOM_PER_TOKEN, TranslatedModel
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.drafting.foreign.vocabulary_match import vocabulary_difference
 from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.policy import Policy
+from edgespec.drafting.profile import N_MAX, CostCurve, block_curve
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.block_rows import PlainRows, rows_maker

@@ -10,9 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.drafting.costs import CONTEXTS
-from edgespec.drafting.profile import Profile, ProfileKey
-from edgespec.drafting.profile_store import load
+from edgespec.drafting.profile import CONTEXTS, Profile, ProfileKey, load
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_results
 from edgespec.llama.kernel_coverage import kernel_coverage

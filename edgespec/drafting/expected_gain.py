@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgespec.decoding.option_table import MAX_GAMMA
-from edgespec.drafting.costs import N_MAX, per_request
+from edgespec.drafting.costs import per_request
 from edgespec.drafting.learned_costs import LearnedCosts
+from edgespec.drafting.profile import N_MAX
 
 MAX_UNREAD = 24
 """A draft model with more unread tokens is idle, until `Scheduler.n_to_prefill` lets it read them."""

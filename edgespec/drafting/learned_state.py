@@ -1,6 +1,6 @@
 """The learned state of an engine: costs of passes, acceptance, lengths of answers.
 
-It begins with the stored profile, else with guesses, and is stored there again (profile_store.py).
+It begins with the stored profile, else with guesses, and is stored there again (profile.py).
 """
 
 from __future__ import annotations
@@ -9,21 +9,26 @@ from collections.abc import Callable, Sequence
 
 from edgespec.decoding.choices import NamedDrafter, Objective
 from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths
-from edgespec.drafting.costs import CostCurve, guessed_curve
 from edgespec.drafting.draft import Draft
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.online_curve import OnlineCurve, PassCurves
 from edgespec.drafting.plugin import DrafterCosts
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.profile import Profile, ProfileKey
-from edgespec.drafting.profile_store import TimedCurve, load, merge_learnt
+from edgespec.drafting.profile import (
+    CostCurve,
+    Profile,
+    ProfileKey,
+    TimedCurve,
+    guessed_curve,
+    load,
+    store_learned,
+)
 from edgespec.drafting.scheduler import FixedLength, Scheduler
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
 
 _NAMES = {True: "greedy", False: "sampled"}
-_STARTS = "starts"  # beside them in a profile: lengths of answers by how the prompt began
 
 
 class LearnedState:
@@ -53,9 +58,7 @@ class LearnedState:
 
     def _begin(self) -> None:
         profile = self._profile
-        self._answers: list[int] = []
-        self._lengths = AnswerLengths(profile.answer_tokens if profile else ANSWER_TOKENS)
-        self._lengths.restore(profile.acceptance.get(_STARTS) if profile else None)
+        self._lengths = AnswerLengths(ANSWER_TOKENS)
         reliable = profile is not None and profile.reliable
         self.clocks = PassCurves(
             self._clock(self._target, profile.target if profile else None, reliable),
@@ -138,22 +141,16 @@ class LearnedState:
     def answered(self, prompt: str | Sequence[int], n_tokens: int, *, unfinished: bool) -> None:
         """Learn the length of the answer to `prompt`; `unfinished`: a limit ended it."""
         self._lengths.learn(prompt, n_tokens, unfinished=unfinished)
-        if not unfinished:
-            self._answers.append(n_tokens)
 
     def store(self, on_message: Callable[[str], None]) -> None:
         """Store what was learned, if passes were timed."""
         target, draft = self.clocks.target, self.clocks.draft
         if self._key is None or target.n_observed == 0:
             return
-        merge_learnt(
+        store_learned(
             self._key,
-            target=TimedCurve(target.curve(), target.n_observed),
-            draft=TimedCurve(draft.curve(), draft.n_observed) if draft else None,
-            acceptance={
-                **{name: self._learned[greedy].predictor.as_dict() for greedy, name in _NAMES.items()},
-                _STARTS: self._lengths.as_dict(),
-            },
-            answers=self._answers,
+            TimedCurve(target.curve(), target.n_observed),
+            TimedCurve(draft.curve(), draft.n_observed) if draft else None,
+            {name: self._learned[greedy].predictor.as_dict() for greedy, name in _NAMES.items()},
             on_message=on_message,
         )

@@ -11,13 +11,14 @@ What is too slow for that is measured less closely: fewer n, a shorter long cont
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
-from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve
-from edgespec.drafting.timings import ENERGY_SIZES, ModelTimings, TimedSession, spread_of
+from edgespec._core import Interrupt
+from edgespec.drafting.profile import CONTEXTS, N_MAX, CostCurve, interpolated
 from edgespec.errors import EdgespecError
 from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.lent_cache import LentCache, LentSession
@@ -28,16 +29,13 @@ from edgespec.platform.metering import Meter
 from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
 from edgespec.platform.signals import Cancellation
 
-BUDGET_S = 80.0
-"""Seconds that measuring may take; with loading the models it should end within 90."""
-
-MOST_SPREAD = 0.15
-"""Interquartile range over median of the repeats, above which a measurement is not relied on."""
-
+_BUDGET_S = 80.0  # with loading the models it should end within 90
+_MOST_SPREAD = 0.15  # of the repeats, above which a measurement is not relied on
+_ENERGY_SIZES = (1, 2, 4, 8, 16, N_MAX)  # the n whose joules are counted
 _SIZES = (
     tuple(range(1, N_MAX + 1)),
     (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, N_MAX),
-    ENERGY_SIZES,
+    _ENERGY_SIZES,
 )  # the n that are timed: the first that the budget allows
 _FEWEST, _MOST = 3, 9  # sweeps: for quartiles, and as many as make medians steady
 _READ_SHARE = 0.4  # of the budget, for reading the long context
@@ -47,27 +45,15 @@ _SHORTEST_FAR = 2 * CONTEXTS[0]  # a slope over less would be noise
 _NOTHING = 1e-9  # seconds, and joules, of reading with a head that reads no text
 _ENERGY_S = 0.25  # the counters tick about every millisecond
 
-
-@dataclass(frozen=True, slots=True)
-class MeasureProgress:
-    """How far a measurement is: the step under way, and seconds done of all."""
-
-    what: str
-    """The step under way, in words."""
-    done_s: float
-    total_s: float
-    """Seconds, as it is expected now."""
-
-
-MeasureProgressFn = Callable[[MeasureProgress], None]
+ProgressFn = Callable[[str, float, float], None]
+"""Told of each step: what it is, and the seconds done, of all that are expected now."""
 
 
 @dataclass(frozen=True, slots=True)
-class PairCosts:
+class Measured:
     """Measured costs of a pair's passes."""
 
     target: CostCurve
-    """Seconds."""
     draft: CostCurve | None
     """Seconds; None without a draft."""
     target_joules: CostCurve | None
@@ -75,13 +61,46 @@ class PairCosts:
     draft_joules: CostCurve | None
     spread: float
     """Interquartile range over median of a pass's repeats, the median over all passes; 0 if not repeated."""
-    reliable: bool
     warnings: tuple[str, ...]
     """One line for each reason not to rely on it."""
-    sizes: tuple[int, ...]
-    """The n that were timed; between them the curves are interpolated."""
+    n_sizes: int
+    """How many n were timed; between them the curves are interpolated."""
     sweeps: int
     """Repeats of each."""
+
+    @property
+    def reliable(self) -> bool:
+        """Whether nothing speaks against it."""
+        return not self.warnings
+
+
+@dataclass
+class _Filled:
+    """A session that was filled to `n_past` tokens, and the times of its passes."""
+
+    session: Session | LentSession
+    n_past: int
+    seconds: dict[int, list[float]] = field(default_factory=dict)  # by n, of each sweep
+    joules: dict[int, float] = field(default_factory=dict)  # by n
+    read: float = _NOTHING  # seconds of a token in prefill
+    read_joules: float | None = _NOTHING
+
+    def timed(self, n: int) -> float:
+        """Return the seconds of one pass over `n` tokens, which are taken back afterwards."""
+        tokens = [(11 + 13 * i) % self.session.model.n_vocab for i in range(n)]
+        self.session.keep()
+        began = perf_counter()
+        self.session.eval(tokens, n_logits=n)
+        spent = max(perf_counter() - began, 1e-9)
+        self.session.rewind(self.n_past)
+        return spent
+
+    def first_timed(self, n: int) -> float:
+        """Return as `timed` the best of three, since the first warms up; slow ones are not repeated."""
+        seconds = [self.timed(n)]
+        while len(seconds) < 3 and sum(seconds) < 1.0:
+            seconds.append(self.timed(n))
+        return min(seconds)
 
 
 def measure(  # noqa: PLR0913 - the models, and how their passes are timed
@@ -89,12 +108,12 @@ def measure(  # noqa: PLR0913 - the models, and how their passes are timed
     draft: Model | None,
     *,
     n_threads: int,
-    budget_s: float = BUDGET_S,
-    on_progress: MeasureProgressFn = lambda _progress: None,
+    budget_s: float = _BUDGET_S,
+    on_progress: ProgressFn = lambda _what, _done_s, _total_s: None,
     signals: Cancellation | None = None,
     meter: Meter | None = None,
     draft_inputs: EmbeddingsFn | None = None,
-) -> PairCosts:
+) -> Measured:
     """Time the passes of `target` and `draft` with `n_threads` threads, in about `budget_s` seconds.
 
     The budget is only exceeded where reading the short context and a single sweep take longer. `signals`
@@ -115,149 +134,130 @@ def measure(  # noqa: PLR0913 - the models, and how their passes are timed
             raise EdgespecError(
                 f"{model.name} was trained for {model.n_ctx_train} tokens: too few for a profile"
             )
-    with ExitStack() as stack:
-        measurement = _Measurement(
+    with ExitStack() as sessions:
+        return _Measurement(
             models,
-            n_threads=n_threads,
-            budget_s=budget_s,
-            on_progress=on_progress,
-            signals=signals,
-            meter=meter if meter and meter.counts else None,
-            draft_inputs=draft_inputs,
-        )
-        stack.callback(measurement.close)
-        return measurement.run()
+            sessions,
+            n_threads,
+            budget_s,
+            on_progress,
+            signals.interrupt if signals else None,
+            meter if meter and meter.counts else None,
+            draft_inputs,
+        ).run()
 
 
+@dataclass
 class _Measurement:
     """One measurement: what its steps share."""
 
-    def __init__(
-        self,
-        models: Sequence[Model],
-        *,
-        n_threads: int,
-        budget_s: float,
-        on_progress: MeasureProgressFn,
-        signals: Cancellation | None,
-        meter: Meter | None,
-        draft_inputs: EmbeddingsFn | None,
-    ) -> None:
-        self._models = models
-        self._n_threads = n_threads
-        self._budget_s = self._total_s = budget_s
-        self._on_progress = on_progress
-        self._signals = signals
-        self._meter = meter
-        self._draft_inputs = draft_inputs
-        self._sessions = ExitStack()
-        self._lent: LentSession | None = None  # of a draft in the target's cache
-        self._energy_s = 0.0
-        self._began = perf_counter()
+    models: Sequence[Model]
+    sessions: ExitStack
+    n_threads: int
+    budget_s: float
+    on_progress: ProgressFn
+    interrupt: Interrupt | None
+    meter: Meter | None
+    draft_inputs: EmbeddingsFn | None
+    lent: LentSession | None = None  # of a draft in the target's cache
+    energy_s: float = 0.0
+    began: float = 0.0
 
-    def run(self) -> PairCosts:
-        load = OtherLoad()
-        timings = self._read_contexts()
-        contexts = [context for one in timings for context in one.contexts]
-        sizes = self._plan(contexts)
-        n_swept = self._sweep(contexts, sizes)
-        self._count_energy(contexts)
+    def run(self) -> Measured:
+        load, self.began = OtherLoad(), perf_counter()
+        filled = self._read_contexts()
+        everything = [one for contexts in filled for one in contexts]
+        sizes = self._plan(everything)
+        n_swept = self._sweep(everything, sizes)
+        self._count_energy(everything)
         self._report("done", ended=True)
-
-        spread = spread_of(contexts)
-        warnings = _warnings(spread, n_swept, load.processors(), self._n_threads, self._budget_s)
-        curves = [one.curve() for one in timings]
-        joules = [one.joules_curve() for one in timings]
-        with_draft = len(timings) > 1
-        return PairCosts(
+        spread = _spread(everything)
+        curves = [_curve(contexts) for contexts in filled]
+        joules = [_joules_curve(contexts) for contexts in filled]
+        with_draft = len(filled) > 1
+        return Measured(
             target=curves[0],
             draft=curves[1] if with_draft else None,
             target_joules=joules[0],
             draft_joules=joules[1] if with_draft else None,
             spread=spread,
-            reliable=not warnings,
-            warnings=warnings,
-            sizes=sizes,
+            warnings=_warnings(spread, n_swept, load.processors(), self.n_threads, self.budget_s),
+            n_sizes=len(sizes),
             sweeps=n_swept,
         )
 
-    def close(self) -> None:
-        self._sessions.close()
-
     def _spent(self) -> float:
-        return perf_counter() - self._began
+        return perf_counter() - self.began
 
     def _report(self, what: str, *, ended: bool = False) -> None:
         spent = self._spent()
-        self._on_progress(MeasureProgress(what, spent, spent if ended else max(spent, self._total_s)))
+        self.on_progress(what, spent, spent if ended else max(spent, self.budget_s))
 
     # ---- contexts ----
 
-    def _read_contexts(self) -> list[ModelTimings]:
-        near_lengths = [min(CONTEXTS[0], model.n_ctx_train - N_MAX) for model in self._models]
-        timings = []
-        for model, length in zip(self._models, near_lengths, strict=True):
-            context, seconds, joules = self._open(model, length)
-            if _NOTHING < seconds < _WARM_UP_SHARE * self._budget_s:
+    def _read_contexts(self) -> list[list[_Filled]]:
+        """Return each model's sessions, the one of the shorter context first."""
+        found = []
+        for model in self.models:
+            near = self._open(model, min(CONTEXTS[0], model.n_ctx_train - N_MAX))
+            if _NOTHING < near.read * near.n_past < _WARM_UP_SHARE * self.budget_s:
                 # Read once more: the first time, buffers are made and pages of the file come in.
-                context.session.clear()
-                seconds, joules = self._fill(context)
-            timings.append(ModelTimings([context], seconds / length, joules and joules / length))
-        far = self._far_context(sum(one.read for one in timings))
-        for model, one in zip(self._models, timings, strict=True):
-            length = min(far, model.n_ctx_train - N_MAX)
+                near.session.clear()
+                self._fill(near)
+            found.append([near])
+        longest = self._longest(sum(contexts[0].read for contexts in found))
+        for model, contexts in zip(self.models, found, strict=True):
+            length = min(longest, model.n_ctx_train - N_MAX)
             if length >= _SHORTEST_FAR:
-                context, seconds, joules = self._open(model, length)
-                one.contexts.append(context)
-                one.read, one.read_joules = seconds / length, joules and joules / length
-        return timings
+                contexts.append(self._open(model, length))
+        return found
 
-    def _far_context(self, read_s: float) -> int:
+    def _longest(self, read_s: float) -> int:
         """Return the long context, in tokens: the whole, or what time and memory allow."""
-        length = min(CONTEXTS[1], int(_READ_SHARE * self._budget_s / read_s))
+        length = min(CONTEXTS[1], int(_READ_SHARE * self.budget_s / read_s))
         while length >= _SHORTEST_FAR:
             try:
-                needs = [(model.header, min(length + N_MAX, model.n_ctx_train)) for model in self._models]
+                needs = [(model.header, min(length + N_MAX, model.n_ctx_train)) for model in self.models]
                 fits_in_memory(needs, weights_loaded=True)
                 break
             except EdgespecError:
                 length //= 2
         return length
 
-    def _open(self, model: Model, n_past: int) -> tuple[TimedSession, float, float | None]:
-        """Return a context of `n_past` tokens, and the seconds and joules of reading them."""
-        interrupt = self._signals.interrupt if self._signals else None
-        is_target = model is self._models[0]
-        if model.cells_of and self._lent:  # the target's session of this length was opened before
-            return TimedSession(self._lent, n_past), _NOTHING, _NOTHING
+    def _open(self, model: Model, n_past: int) -> _Filled:
+        is_target, draft = model is self.models[0], self.models[-1]
+        if model.cells_of and self.lent:  # the target's session of this length was opened before
+            return _Filled(self.lent, n_past)
         session = Session(
             model,
             n_ctx=n_past + N_MAX,
             n_batch=model.most_batch,
-            n_threads=self._n_threads,
+            n_threads=self.n_threads,
             n_logits_max=N_MAX,
-            embeddings=None if is_target else self._draft_inputs,
-            interrupt=interrupt,
+            embeddings=None if is_target else self.draft_inputs,
+            interrupt=self.interrupt,
             rollback=target_rollback(model.header) if is_target else draft_rollback(),
         )
-        context, draft = TimedSession(self._sessions.enter_context(session), n_past), self._models[-1]
+        filled = _Filled(self.sessions.enter_context(session), n_past)
         if is_target and draft.cells_of:
-            cache = LentCache(draft, session.cache, n_threads=self._n_threads, interrupt=interrupt)
-            self._lent = LentSession(self._sessions.enter_context(cache), session)
-        return context, *self._fill(context)
+            cache = LentCache(draft, session.cache, n_threads=self.n_threads, interrupt=self.interrupt)
+            self.lent = LentSession(self.sessions.enter_context(cache), session)
+        self._fill(filled)
+        return filled
 
-    def _fill(self, context: TimedSession) -> tuple[float, float | None]:
-        tokens = [(101 + 7 * i) % context.session.model.n_vocab for i in range(context.n_past)]
-        what = f"reading {len(tokens)} tokens"
-        window, began = self._meter.begin() if self._meter else None, perf_counter()
+    def _fill(self, filled: _Filled) -> None:
+        tokens = [(101 + 7 * i) % filled.session.model.n_vocab for i in range(filled.n_past)]
+        window, began = self.meter.begin() if self.meter else None, perf_counter()
         for start in range(0, len(tokens), _READ_AT_ONCE):
-            self._report(what)
-            context.session.eval(tokens[start : start + _READ_AT_ONCE], n_logits=0)
-        return max(perf_counter() - began, 1e-9), window.end().joules if window else None
+            self._report(f"reading {len(tokens)} tokens")
+            filled.session.eval(tokens[start : start + _READ_AT_ONCE], n_logits=0)
+        filled.read = max(perf_counter() - began, 1e-9) / len(tokens)
+        joules = window.end().joules if window else None
+        filled.read_joules = joules and joules / len(tokens)
 
     # ---- passes ----
 
-    def _plan(self, contexts: Sequence[TimedSession]) -> tuple[int, ...]:
+    def _plan(self, contexts: Sequence[_Filled]) -> tuple[int, ...]:
         """Return which n to time, from a first timing."""
         many = sum(context.first_timed(N_MAX) for context in contexts)
         one = sum(context.first_timed(1) for context in contexts)
@@ -266,29 +266,18 @@ class _Measurement:
             passes = sum(one + max(0.0, many - one) * (n - 1) / (N_MAX - 1) for n in sizes)
             return passes + one  # for n = 1 there is an untimed pass
 
-        if self._meter and self._meter.available:
-            self._energy_s = len(contexts) * len(ENERGY_SIZES) * _ENERGY_S + 2 * sweep_s(ENERGY_SIZES)
-        left = self._left()
-        sizes = next((s for s in _SIZES if _FEWEST * sweep_s(s) <= left), _SIZES[-1])
-        self._expect(_MOST, sweep_s(sizes))
-        return sizes
+        if self.meter and self.meter.available:
+            self.energy_s = len(contexts) * len(_ENERGY_SIZES) * _ENERGY_S + 2 * sweep_s(_ENERGY_SIZES)
+        left = self.budget_s - self.energy_s - self._spent()
+        return next((sizes for sizes in _SIZES if _FEWEST * sweep_s(sizes) <= left), _SIZES[-1])
 
-    def _left(self) -> float:
-        return self._budget_s - self._energy_s - self._spent()
-
-    def _expect(self, sweeps: int, sweep_s: float) -> bool:
-        """Foresee up to `sweeps` more of `sweep_s` seconds; return whether there is time for one."""
-        fit = min(sweeps, int(self._left() / sweep_s))
-        self._total_s = self._spent() + max(1, fit) * sweep_s + self._energy_s
-        return fit > 0
-
-    def _sweep(self, contexts: Sequence[TimedSession], sizes: Sequence[int]) -> int:
+    def _sweep(self, contexts: Sequence[_Filled], sizes: Sequence[int]) -> int:
         """Time all n in all contexts, again and again until the budget is spent; return how often."""
         longest = 0.0
         for turn in range(_MOST):
-            if turn and not self._expect(_MOST - turn, longest):
-                return turn
             began = self._spent()
+            if turn and began + longest + self.energy_s > self.budget_s:
+                return turn
             for i in range(len(sizes)):
                 self._report("timing passes")
                 n = sizes[(i + turn * len(sizes) // _MOST) % len(sizes)]
@@ -299,13 +288,13 @@ class _Measurement:
             longest = max(longest, self._spent() - began)
         return _MOST
 
-    def _count_energy(self, contexts: Sequence[TimedSession]) -> None:
+    def _count_energy(self, contexts: Sequence[_Filled]) -> None:
         for context in contexts:
-            for n in ENERGY_SIZES:
-                if self._meter is None or not self._meter.available:
+            for n in _ENERGY_SIZES:
+                if self.meter is None or not self.meter.available:
                     return
                 self._report("counting energy")
-                window, passes, spent = self._meter.begin(), 0, 0.0
+                window, passes, spent = self.meter.begin(), 0, 0.0
                 while passes < 2 or spent < _ENERGY_S:
                     spent += context.timed(n)
                     passes += 1
@@ -314,13 +303,49 @@ class _Measurement:
                     context.joules[n] = joules / passes
 
 
+def _curve(contexts: Sequence[_Filled]) -> CostCurve:
+    """Return a model's curve in seconds."""
+    typical = [{n: statistics.median(times) for n, times in one.seconds.items()} for one in contexts]
+    return _extended(contexts, typical, contexts[-1].read)
+
+
+def _joules_curve(contexts: Sequence[_Filled]) -> CostCurve | None:
+    """Return a model's curve in joules; None when a figure is missing: no counters, or they went away."""
+    read = contexts[-1].read_joules
+    if not read or any(len(one.joules) < len(_ENERGY_SIZES) for one in contexts):
+        return None
+    return _extended(contexts, [one.joules for one in contexts], read)
+
+
+def _extended(contexts: Sequence[_Filled], known: Sequence[dict[int, float]], read: float) -> CostCurve:
+    """Return the curve through what is `known` at one or two contexts, extended to those of all curves.
+
+    A pass at the longer context takes no less than one at the shorter: attention reads more there, and
+    a slope the other way, carried on to longer contexts still, would be noise made large.
+    """
+    near_at, far_at = contexts[0].n_past, contexts[-1].n_past
+    near, far = interpolated(known[0]), interpolated(known[-1])
+    scale = (CONTEXTS[1] - near_at) / (far_at - near_at) if far_at > near_at else 0.0
+    extended = [a + max(0.0, b - a) * scale for a, b in zip(near, far, strict=True)]
+    return CostCurve((tuple(near), tuple(extended)), read)
+
+
+def _spread(contexts: Sequence[_Filled]) -> float:
+    """Return the median over all passes of (interquartile range / median); 0 if nothing was repeated."""
+    spreads = []
+    for times in (times for one in contexts for times in one.seconds.values() if len(times) > 1):
+        low, median, high = statistics.quantiles(times, n=4)
+        spreads.append((high - low) / median)
+    return statistics.median(spreads) if spreads else 0.0
+
+
 def _warnings(
     spread: float, sweeps: int, other_load: float | None, n_threads: int, budget_s: float
 ) -> tuple[str, ...]:
     found = []
     reasons = []
     idle = max(0, len(os.sched_getaffinity(0)) - n_threads)
-    if spread > MOST_SPREAD:
+    if spread > _MOST_SPREAD:
         reasons.append(f"repeats of a pass differ by {spread:.0%}")
     if other_load is not None and other_load > MOST_OTHER_LOAD + idle / 2:  # two may share a core
         reasons.append(f"other programs kept {other_load:.1f} processors busy")

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve, extrapolated
+from edgespec.drafting.costs import extrapolated
+from edgespec.drafting.profile import CONTEXTS, N_MAX, CostCurve
 
 _SPREAD = 0.3
 """Standard deviation of the logarithm of a pass's time: how far hours differ, and guesses are wrong."""

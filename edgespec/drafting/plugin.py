@@ -47,9 +47,9 @@ from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.passes import order
 from edgespec.decoding.token_sequence import TokenView
 from edgespec.decoding.tree import Tree, TreeNode
-from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.predictor import AcceptanceTable
+from edgespec.drafting.profile import N_MAX
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.errors import UsageError
 from edgespec.platform.plugins import PluginError, guarded, offered, traced

@@ -1,21 +1,123 @@
-"""A profile: costs and acceptance of a pair of models on this machine, and the JSON of its file."""
+"""A profile: what passes of a pair of models cost on this machine, and how many drafted tokens it accepts.
+
+    edgespec profile   measure.py times the passes   \
+                                                      >  store, under a lock  ->  a JSON file for each key
+    every run          what it learned on the way    /
+
+A curve is T(n): the cost of one pass over n tokens with all their logits, at two lengths of context; between
+them it is interpolated, beyond them extended. A run starts from the stored curve, or from a guess out of the
+file's size, and `PassCosts` (pace.py) moves it with every pass that is timed.
+
+A file in `profiles` is named after the models and a hash of its key: all that the figures depend on. Nothing
+here is needed: where the directory cannot be written, every run begins with a guess.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from edgespec.drafting.answer_lengths import ANSWER_TOKENS
-from edgespec.drafting.costs import CostCurve, Positive
+from edgespec.decoding.option_table import MAX_GAMMA
+from edgespec.errors import UsageError, describe_os_error
 from edgespec.llama.backend import library_version
 from edgespec.llama.gguf_header import GGUFHeader, file_fingerprint
 from edgespec.platform.cpu import read_cpu
+from edgespec.platform.kept import PROFILES
+from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.state_file import DamagedFileError, StateFile, parse_json
+
+# ---- curves ----
+
+N_MAX = MAX_GAMMA + 1
+"""Longest pass in a curve: the longest draft and the token before it."""
+
+CONTEXTS = (128, 2048)
+"""Tokens already in the cache, for which curves are made."""
+
+Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e300)]
+_Side = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=N_MAX, max_length=N_MAX)]
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """T(n) of one model on one machine, with its kernels and threads; in seconds, or in joules."""
+
+    passes: tuple[_Side, _Side]
+    """Element [i][n - 1]: one pass over n = 1 .. N_MAX tokens at context CONTEXTS[i]."""
+    read: Positive
+    """Cost of a token in prefill, where many are read at once without logits."""
+    contexts: tuple[Literal[128], Literal[2048]] = (128, 2048)
+    """CONTEXTS, for a profile's file: one with others is not read."""
+
+    def at(self, n_past: int) -> list[float]:
+        """Return T(0) = 0, T(1) .. T(N_MAX) after `n_past` tokens, in the curve's unit."""
+        near = self.passes[0]
+        return [0.0, *(max(a + b, a * 0.5) for a, b in zip(near, self.growth(n_past), strict=True))]
+
+    def growth(self, n_past: int) -> list[float]:
+        """The part of T(1) .. T(N_MAX) that the context adds to what they cost at CONTEXTS[0]: attention."""
+        share = (n_past - CONTEXTS[0]) / (CONTEXTS[1] - CONTEXTS[0])
+        share = max(share, -CONTEXTS[0] / CONTEXTS[1])
+        return [(b - a) * share for a, b in zip(*self.passes, strict=True)]
+
+
+# T(n) / T(1) of edgespec's kernels and of llama.cpp's (1.5B Q4_K_M, context 128), for the first steps on a
+# machine that was never measured: those of the processor on which a further token costs most. Guesses that
+# were too low made first answers slower than plain ones; guesses that are too high cost little.
+_SHAPES = {
+    True: {1: 1.0, 2: 1.1, 4: 1.4, 8: 2.0, 16: 3.8, 33: 7.6},
+    False: {1: 1.0, 2: 1.9, 4: 3.1, 8: 5.1, 16: 6.0, 33: 9.0},
+}
+_GUESSED_BYTES_PER_S = 40e9
+_NO_PASS = 1e-3  # of T: the curves are of positive numbers
+# What the longer context adds, over T(1): the cache is read once, and each of n tokens attends to all of it.
+_GUESSED_GROWTH = (0.06, 0.08)
+
+
+def guessed_curve(file_bytes: int, *, own_kernels: bool) -> CostCurve:
+    """Return the curve to expect of a model of that size before any of its passes was timed.
+
+    Decoding one token reads every weight once, so T(1) follows the file's size. The first real steps correct
+    the scale of the whole curve.
+    """
+    one = file_bytes / _GUESSED_BYTES_PER_S
+    near = tuple(one * factor for factor in interpolated(_SHAPES[own_kernels]))
+    once, each = (one * share for share in _GUESSED_GROWTH)
+    far = tuple(cost + once + each * n for n, cost in enumerate(near, 1))
+    return CostCurve((near, far), read=near[-1] / N_MAX)
+
+
+def block_curve(curve: CostCurve, n_block: int) -> CostCurve:
+    """Return the costs of drafting with a head that drafts `n_block` - 1 tokens in one pass over `n_block`.
+
+    T(1) is that of one more token of a draft, which needs no pass; all others are that of the pass that
+    begins it. A curve that was made so stays the same.
+    """
+    near, far = ((_NO_PASS * side[n_block - 1], *[side[n_block - 1]] * (N_MAX - 1)) for side in curve.passes)
+    return CostCurve((near, far), curve.read)
+
+
+def interpolated(known: dict[int, float]) -> list[float]:
+    """Return values for n = 1 .. N_MAX, linear between the `known` n; 1 and N_MAX must be known."""
+    points = sorted(known.items())
+    values = []
+    for n in range(1, N_MAX + 1):
+        left, right = next(pair for pair in itertools.pairwise(points) if pair[1][0] >= n)
+        share = (n - left[0]) / (right[0] - left[0])
+        values.append(left[1] + (right[1] - left[1]) * share)
+    return values
+
+
+# ---- what a file holds ----
 
 FORMAT, VERSION = "edgespec profile", 1
 
@@ -84,41 +186,21 @@ class Profile:
     reliable: bool = False
     """Whether the curves were measured, with repeats that agree."""
     acceptance: dict[str, Any] = field(default_factory=dict)
-    """The predictor's own JSON."""
-    answer_tokens: Positive = ANSWER_TOKENS
-    """Length of the last answers, a decaying mean."""
+    """The JSON of the acceptance tables, of greedy and of sampled texts."""
     runs: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Runs that added to it."""
 
-    def with_learned_of(self, earlier: Profile) -> Profile:
-        """Return this profile, whose curves are new, with what `earlier` had learned from runs."""
-        return replace(
-            self,
-            acceptance=earlier.acceptance,
-            answer_tokens=earlier.answer_tokens,
-            runs=earlier.runs,
-        )
-
-
-# ---- JSON ----
-
-
-def as_json(profile: Profile) -> dict[str, Any]:
-    """Return the JSON object that a profile's file holds. Raises ValueError for impossible numbers."""
-    text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(profile)}, allow_nan=False)
-    document: dict[str, Any] = json.loads(text)  # what a reader would get back
-    from_json(document)  # refuses what could not be read again
-    return document
-
-
-def as_text(profile: Profile) -> str:
-    """Return that object as the file has it, a field a line. Raises ValueError for impossible numbers."""
-    items = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in as_json(profile).items())
-    return "{\n" + ",\n".join(items) + "\n}\n"
+    def as_text(self) -> str:
+        """Return the JSON object of its file, a field a line. Raises ValueError for impossible numbers."""
+        text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, allow_nan=False)
+        document: dict[str, Any] = json.loads(text)  # what a reader would get back
+        from_json(document)  # refuses what could not be read again
+        items = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in document.items())
+        return "{\n" + ",\n".join(items) + "\n}\n"
 
 
 def from_json(document: dict[str, Any]) -> Profile:
-    """Return the profile that `as_json` made an object of. Raises ValueError for what it cannot be."""
+    """Return the profile whose file holds `document`. Raises ValueError for one that is impossible."""
     if missing := {entry.name for entry in fields(Profile)} - document.keys():
         raise ValueError(f"no {min(missing)}")
     try:
@@ -130,3 +212,113 @@ def from_json(document: dict[str, Any]) -> Profile:
     if profile.draft and profile.key.draft is None:
         raise ValueError("draft is there, and key.draft is null")
     return profile
+
+
+# ---- files ----
+
+_HALF_AFTER = 200  # passes after which a run's curve weighs as much as it ever will
+_MOST_WEIGHT = 0.5  # one noisy run must not spoil a measured curve
+_FEWEST_PASSES = 8  # that a first curve of a draft model rests on: the very first ones may be slow
+
+
+def profile_path(key: ProfileKey) -> Path:
+    """Return where the profile of `key` is, or would be. Raises UsageError: no home directory is known."""
+    return PROFILES.path() / key.file_name
+
+
+def _file(key: ProfileKey, on_message: MessageFn) -> StateFile[Profile]:
+    def parse(data: bytes) -> Profile:
+        document = parse_json(data, form=FORMAT, version=VERSION)
+        try:
+            profile = from_json(document)
+        except ValueError as error:
+            printable = "".join(filter(str.isprintable, str(error)))[:200]  # it may quote the file
+            raise DamagedFileError(f"damaged: {printable}") from None
+        if profile.key != key:
+            raise DamagedFileError("of another machine or other models")
+        return profile
+
+    return StateFile(profile_path(key), parse, on_message=on_message)
+
+
+def load(key: ProfileKey, *, on_message: MessageFn = silent) -> Profile | None:
+    """Return the profile of `key`; None when there is none that can be used.
+
+    A file that makes no sense is set aside, and `on_message` gets a line about it.
+    """
+    try:
+        return _file(key, on_message).read()
+    except (UsageError, NotADirectoryError):
+        return None
+    except OSError as error:
+        on_message(f"{describe_os_error(error)}; the profile is not used")
+        return None
+
+
+def store(
+    key: ProfileKey, change: Callable[[Profile | None], Profile], *, on_message: MessageFn = silent
+) -> Path:
+    """Store what `change` makes of the stored profile of `key` (None: there is none), and return its file.
+
+    Done under a lock: what two processes store at once is stored one after the other. Raises OSError or
+    UsageError where nothing can be written, and ValueError for numbers that no profile may hold.
+    """
+    file = _file(key, on_message)
+    file.update(lambda stored: change(stored).as_text().encode())
+    return file.path
+
+
+class TimedCurve(NamedTuple):
+    """A model's curve as a run knows it."""
+
+    curve: CostCurve
+    """Seconds."""
+    n_passes: int
+    """Timed passes that it rests on."""
+
+
+def store_learned(
+    key: ProfileKey,
+    target: TimedCurve,
+    draft: TimedCurve | None = None,
+    acceptance: dict[str, Any] | None = None,
+    *,
+    on_message: MessageFn = silent,
+) -> Path | None:
+    """Store what a run learned; return the file, or None where it cannot be written.
+
+    The stored curves are moved towards `target` and `draft`, half the way at most; a first curve of the draft
+    model is stored once it rests on enough passes. `acceptance` takes the place of the stored one.
+    """
+
+    def merge(stored: Profile | None) -> Profile:
+        profile = stored or Profile(key, target.curve)
+        drafted = profile.draft
+        if draft and drafted:
+            drafted = _moved(drafted, draft)
+        elif draft and draft.n_passes >= _FEWEST_PASSES:
+            drafted = draft.curve
+        return replace(
+            profile,
+            target=_moved(profile.target, target),
+            draft=drafted,
+            acceptance=profile.acceptance if acceptance is None else acceptance,
+            runs=profile.runs + 1,
+        )
+
+    try:
+        return store(key, merge, on_message=on_message)
+    except (OSError, UsageError):
+        return None
+
+
+def _moved(stored: CostCurve, timed: TimedCurve) -> CostCurve:
+    """Return the `stored` curve, moved towards the `timed` one: in ratios, as they err."""
+    learned, n_passes = timed
+    weight = _MOST_WEIGHT * min(1.0, max(0, n_passes) / _HALF_AFTER)
+
+    def moved(old: Sequence[float], new: Sequence[float]) -> tuple[float, ...]:
+        return tuple(float(a * (b / a) ** weight) for a, b in zip(old, new, strict=True))
+
+    near, far = map(moved, stored.passes, learned.passes)
+    return CostCurve((near, far), moved([stored.read], [learned.read])[0])

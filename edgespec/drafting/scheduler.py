@@ -28,10 +28,11 @@ from dataclasses import replace
 
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths, LengthDistribution
-from edgespec.drafting.costs import N_MAX, extrapolated, one_more_each
+from edgespec.drafting.costs import extrapolated, one_more_each
 from edgespec.drafting.expected_gain import MAX_UNREAD, Chain, ExpectedGain, Prefix, gain_if_all_draft
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import DraftAction, ModelAction, OtherRequests, Policy, SuffixAction
+from edgespec.drafting.profile import N_MAX
 
 _FIRST_STEPS = 4.0  # steps of new text that a generation counts as done when it begins
 _COPYING = 0.5  # chance of the first token offered, from which text counts as copied

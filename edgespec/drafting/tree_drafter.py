@@ -33,12 +33,12 @@ from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
 from edgespec.decoding.session import ForwardResult, Rows
 from edgespec.decoding.token_sequence import TokenView
 from edgespec.decoding.tree import Source, Tree, TreeNode
-from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.expected_gain import MAX_UNREAD
 from edgespec.drafting.online_curve import OnlineCurve, PassCurves
 from edgespec.drafting.policy import DraftAction, ModelAction, SuffixAction
 from edgespec.drafting.predictor import Predictor, bucket_of
+from edgespec.drafting.profile import N_MAX
 from edgespec.drafting.proposal import DraftStep, Proposal, SuffixOffer
 from edgespec.drafting.rejections import PlacesOfText
 from edgespec.drafting.scheduler import Scheduler

@@ -29,9 +29,9 @@ from edgespec.decoding.generate import Generation, GenerationEvent
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.session import ForwardResult
 from edgespec.decoding.token_sequence import TokenView
-from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.online_curve import PassCurves
 from edgespec.drafting.policy import DraftAction, OtherRequests
+from edgespec.drafting.profile import N_MAX
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.shared_decision import Bid, PassLoad, SharedPace, decide, is_worth_timing
 from edgespec.drafting.tree_drafter import TreeDrafter

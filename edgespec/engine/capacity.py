@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.drafting.costs import CONTEXTS, guessed_curve
 from edgespec.drafting.online_curve import OnlineCurve
-from edgespec.drafting.profile import ProfileKey
-from edgespec.drafting.profile_store import load
+from edgespec.drafting.profile import CONTEXTS, ProfileKey, guessed_curve, load
 from edgespec.errors import EdgespecError
 from edgespec.llama.cache_types import SAFE_TYPES, possible_types, with_cache_type
 from edgespec.llama.choices import CacheChoice

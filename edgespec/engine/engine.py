@@ -15,11 +15,11 @@ from edgespec.decoding.generate import Generation
 from edgespec.decoding.loop import Event
 from edgespec.decoding.options import OptionKeywords, Options, token_ids
 from edgespec.decoding.records import Provenance, Result
-from edgespec.drafting.costs import CONTEXTS
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.head_model import states_worth
 from edgespec.drafting.learned_state import LearnedState
 from edgespec.drafting.plugin import PluginDrafter, SourcePace, UserDrafter, find_drafter
+from edgespec.drafting.profile import CONTEXTS
 from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.rejections import PlacesOfText, RejectedPlaces, RejectedText
 from edgespec.drafting.scheduler import Scheduler

@@ -22,12 +22,12 @@ from edgespec.decoding.generate import Generation, logprobs_of
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.loop import DraftPrefill, Prefill
 from edgespec.decoding.records import Step
-from edgespec.drafting.costs import N_MAX, CostCurve, guessed_curve
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.profile import N_MAX, CostCurve, guessed_curve
 from edgespec.drafting.scheduler import FixedLength, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter

@@ -568,4 +568,4 @@ def test_a_profile_of_it_holds_what_goes_in(target_path, head_path, monkeypatch)
     with Engine(target_path, head_path, n_threads=1, profile=False) as engine:
         costs = measured(engine, budget_s=0.5)
     assert costs.draft is not None
-    assert n_fused > costs.sweeps * len(costs.sizes)
+    assert n_fused > costs.sweeps * costs.n_sizes

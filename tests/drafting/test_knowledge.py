@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.draft import Draft
 from edgespec.drafting.history import History, find_histories
 from edgespec.drafting.learned_state import LearnedState
@@ -71,10 +70,6 @@ def tables(engine, *, greedy=True):
     return engine._knowledge.scheduler(Policy(), "", greedy=greedy).learned.predictor
 
 
-def lengths(engine, prompt="", *, greedy=True):
-    return engine._knowledge.scheduler(Policy(), prompt, greedy=greedy).lengths
-
-
 # ---- the profile ----
 
 
@@ -86,7 +81,6 @@ def test_what_was_learnt_is_stored_on_close_and_not_before(engine, cache):
         accepted = {
             "greedy": tables(one).as_dict(),
             "sampled": tables(one, greedy=False).as_dict(),
-            "starts": {},
         }
     document = stored(cache)
     for name, curve in zip(("target", "draft"), learned, strict=True):
@@ -134,7 +128,6 @@ def test_the_next_engine_starts_from_it(engine, cache):
             found = tables(two, greedy=greedy)
             assert found.as_dict() == expected.as_dict()
             assert found.next.overall == expected.next.overall != Predictor().next.overall
-            assert lengths(two, greedy=greedy) == AnswerLengths(document["answer_tokens"]).of("")
         drafted(two)
     assert stored(cache)["runs"] == 2
 
@@ -211,29 +204,6 @@ def test_two_requests_at_once_both_teach(engine):
         assert [stream.result.text for stream in streams] == [copied, modelled]
         learned = one._knowledge._learned[True]
         assert rows("suffix", learned) > 0 and rows("argmax", learned) > 0
-
-
-def test_only_answers_that_end_by_themselves_tell_of_their_length(engine, cache):
-    with engine() as one:
-        text = drafted(one, n_predict=40).text  # ended by its limit
-        for _ in zip(range(5), one.stream(PROMPT, params=GREEDY, drafter="model", gamma=3), strict=False):
-            pass  # interrupted
-    assert stored(cache)["answer_tokens"] == ANSWER_TOKENS
-    with engine() as two:
-        ended = drafted(two, stop=[text[6:9]])
-        assert ended.stop_reason == "stop"
-        two.forget()
-        moved = lengths(two)
-        alike = lengths(two, PROMPT)
-    n = len(ended.token_ids)
-    assert n < ANSWER_TOKENS
-    assert alike.longer(n) < moved.longer(n) < AnswerLengths(ANSWER_TOKENS).of("").longer(n)
-    assert n < stored(cache)["answer_tokens"] < ANSWER_TOKENS
-    with engine() as three:
-        found = lengths(three, greedy=False)
-        assert found == AnswerLengths(stored(cache)["answer_tokens"]).of("")
-        found = lengths(three, PROMPT, greedy=False)
-        assert found.shares == pytest.approx(alike.shares, abs=0.01)
 
 
 @pytest.mark.parametrize("options", [{"profile": False}, {"drafter": "none"}], ids=str)
@@ -448,18 +418,6 @@ def test_forgetting_the_tables_goes_back_to_what_was_stored(engine, cache):
         assert (tables(two).as_dict(), tables(two, greedy=False).as_dict()) == before
         assert two._knowledge.clocks.target.curve() == curve
     assert stored(cache) == document, "what was forgotten is not stored"
-
-
-def test_what_was_forgotten_of_lengths_is_not_stored(engine, cache):
-    with engine() as one:
-        drafted(one)
-    before = stored(cache)["answer_tokens"]
-    with engine() as two:
-        two._knowledge.answered(PROMPT, 3, unfinished=False)
-        two.forget(tables=True)
-        drafted(two)  # ends by its limit, which says nothing of lengths
-    assert stored(cache)["runs"] == 2
-    assert stored(cache)["answer_tokens"] == before
 
 
 def test_forgetting_the_tables_without_a_profile(engine):

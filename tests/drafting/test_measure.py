@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.apps.energy.sources import AssumedPower, RaplCounters, RaplZone, UnreadableError
 from edgespec.drafting import measure as measuring
-from edgespec.drafting import timings
-from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve
-from edgespec.drafting.measure import MeasureProgress, measure
+from edgespec.drafting.measure import measure
+from edgespec.drafting.profile import CONTEXTS, N_MAX, CostCurve
 from edgespec.errors import EdgespecError
 from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.weights import Model
@@ -40,8 +39,7 @@ class World:
         self.slowness: Callable[[float], float] = lambda _now: 1.0
         self.joules = 0.0
         self.open: list[FakeSession] = []
-        for module in (measuring, timings):
-            monkeypatch.setattr(module, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(measuring, "perf_counter", lambda: self.now)
         monkeypatch.setattr(
             measuring, "Session", lambda model, **options: FakeSession(self, model, **options)
         )
@@ -179,7 +177,7 @@ def test_a_target_alone(world, no_energy):
     measured = measure(fake_model(cost), None, n_threads=1, meter=no_energy)
     assert_curve(measured.target, cost)
     assert measured.draft is None
-    assert measured.sizes == tuple(range(1, N_MAX + 1))
+    assert measured.n_sizes == N_MAX
     assert (measured.reliable, measured.warnings) == (True, ())
 
 
@@ -188,7 +186,7 @@ def test_slower_models_are_measured_less_closely(world, no_energy):
         measure(fake_model(linear(one, one, 0)), None, n_threads=1, budget_s=60, meter=no_energy)
         for one in (0.002, 0.02, 0.06, 2.0)
     ]
-    lengths = [len(measured.sizes) for measured in found]
+    lengths = [measured.n_sizes for measured in found]
     assert lengths == sorted(lengths, reverse=True)
     assert (lengths[0], lengths[-1]) == (33, 6)
     sweeps = [measured.sweeps for measured in found]
@@ -225,7 +223,7 @@ def test_what_memory_allows(world, no_energy, monkeypatch):
 
         monkeypatch.setattr(measuring, "fits_in_memory", fits_in_memory)
         longest = []
-        on_progress = lambda _: longest.extend(session.n_ctx for session in world.open)  # noqa: E731
+        on_progress = lambda *_: longest.extend(session.n_ctx for session in world.open)  # noqa: E731
         curve = measure(fake_model(cost), None, n_threads=1, meter=no_energy, on_progress=on_progress).target
         return curve, max(longest)
 
@@ -324,13 +322,14 @@ def test_refused(world, no_energy):
 
 
 def test_progress_goes_up_and_ends(world, no_energy):
-    seen: list[MeasureProgress] = []
-    measure(fake_model(linear(0.01, 0.001, 0)), None, n_threads=1, meter=no_energy, on_progress=seen.append)
-    done = [progress.done_s for progress in seen]
+    seen: list[tuple[str, float, float]] = []
+    report = lambda *now: seen.append(now)  # noqa: E731
+    measure(fake_model(linear(0.01, 0.001, 0)), None, n_threads=1, meter=no_energy, on_progress=report)
+    done = [done_s for _, done_s, _ in seen]
     assert done == sorted(done)
-    assert all(progress.done_s <= progress.total_s for progress in seen)
-    assert seen[-1].done_s == seen[-1].total_s
-    assert {"reading 128 tokens", "reading 2048 tokens", "timing passes"} <= {p.what for p in seen}
+    assert all(done_s <= total_s for _, done_s, total_s in seen)
+    assert seen[-1][1] == seen[-1][2]
+    assert {"reading 128 tokens", "reading 2048 tokens", "timing passes"} <= {what for what, _, _ in seen}
 
 
 # ---- tiny models ----
@@ -350,9 +349,9 @@ def test_tiny_models(tiny_target: Model, tiny_draft: Model):
 def test_interrupted(tiny_target: Model):
     opened: list[KVCache] = []
 
-    def interrupt(progress: MeasureProgress) -> None:
+    def interrupt(what: str, _done_s: float, _total_s: float) -> None:
         opened.extend(one for one in tiny_target.sessions if isinstance(one, KVCache))
-        if progress.what == "timing passes":
+        if what == "timing passes":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

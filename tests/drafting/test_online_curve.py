@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.drafting.costs import N_MAX, CostCurve, guessed_curve, interpolated
 from edgespec.drafting.online_curve import OnlineCurve
+from edgespec.drafting.profile import N_MAX, CostCurve, guessed_curve, interpolated
 from toy_schedulers import OURS, STEEPER, STOCK
 
 QUICK = [0.0, *interpolated({1: 14.6, 4: 16.2, 6: 18.9, 8: 22.8, 9: 31.0, 12: 34.5, 16: 41.7, 33: 83.0})]

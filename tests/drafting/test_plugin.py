@@ -22,12 +22,12 @@ from edgespec import Engine, SamplingParams, UsageError, testing
 from edgespec.decoding.choices import NamedDrafter
 from edgespec.decoding.drafter import DraftOutcome, Position
 from edgespec.decoding.generate import Generation
-from edgespec.drafting.costs import CostCurve
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.plugin import DrafterCosts, PluginDrafter, SourcePace, find_drafter
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.profile import CostCurve
 from edgespec.testing import InexactDrafterError, check_drafter
 from toy_schedulers import OURS, STEEPER, STOCK, scheduler_of
 from toy_sessions import ToySession

@@ -14,10 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve
-from edgespec.drafting.profile import Profile, ProfileKey, as_json, as_text, from_json
-from edgespec.drafting.profile_store import TimedCurve, known_times, load, merge_learnt, update
-from edgespec.llama.backend import library_version
+from edgespec.drafting.profile import (
+    CONTEXTS,
+    N_MAX,
+    CostCurve,
+    Profile,
+    ProfileKey,
+    TimedCurve,
+    from_json,
+    load,
+    store,
+    store_learned,
+)
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.platform.cpu import read_cpu
 
@@ -40,7 +48,6 @@ FULL = Profile(
     spread=0.021,
     reliable=True,
     acceptance={"sampled": {"accepted": [[1.25, 2.0], [0.0, 3.5]]}, "text": "[a,  b]\n", "none": None},
-    answer_tokens=97.5,
     runs=3,
 )
 
@@ -57,19 +64,18 @@ def lines() -> list[str]:
     return []
 
 
-def save(profile: Profile, **more: object) -> Path | None:
-    return update(profile.key, lambda _stored: profile, **more)
+def save(profile: Profile, **more: object) -> Path:
+    return store(profile.key, lambda _stored: profile, **more)
 
 
 def assert_like(found: Profile | None, wanted: Profile) -> None:
     """Equal, but for rounding."""
     assert found is not None
-    plain = {"target": None, "draft": None, "target_joules": None, "draft_joules": None, "answer_tokens": 0}
+    plain = {"target": None, "draft": None, "target_joules": None, "draft_joules": None}
     target = CostCurve(((1.0,), (1.0,)), 1.0)
     assert dataclasses.replace(found, **plain | {"target": target}) == dataclasses.replace(
         wanted, **plain | {"target": target}
     )
-    assert found.answer_tokens == pytest.approx(wanted.answer_tokens, rel=1e-5)
     for name in ("target", "draft", "target_joules", "draft_joules"):
         mine, other = getattr(found, name), getattr(wanted, name)
         assert (mine is None) == (other is None)
@@ -113,12 +119,11 @@ _json = st.recursive(
 @given(target=_curves, draft=_curves, acceptance=st.dictionaries(st.text(), _json, max_size=3))
 def test_any_profile_survives_its_text(target, draft, acceptance):
     profile = dataclasses.replace(FULL, target=target, draft=draft, acceptance=acceptance)
-    assert_like(from_json(json.loads(as_text(profile))), profile)
-    assert json.loads(as_text(profile)) == as_json(profile)
+    assert_like(from_json(json.loads(profile.as_text())), profile)
 
 
 def test_people_can_read_it():
-    text = as_text(FULL)
+    text = FULL.as_text()
     assert text.startswith('{\n  "format": "edgespec profile",\n  "version": 1,\n  "key": {"cpu": "A CPU"')
     assert len(text.splitlines()) < 20
     assert '"text": "[a,  b]\\n"' in text
@@ -154,24 +159,24 @@ def test_key_of_files(tiny_path, tiny_draft_path):
 
 
 def damaged(**changes: object) -> str:
-    return json.dumps(as_json(FULL) | changes)
+    return json.dumps(json.loads(FULL.as_text()) | changes)
 
 
 def with_number(number: object) -> str:
-    document = as_json(FULL)
+    document = json.loads(FULL.as_text())
     document["target"]["passes"][1][7] = number
     return json.dumps(document)
 
 
 def without(name: str) -> str:
-    document = as_json(FULL)
+    document = json.loads(FULL.as_text())
     del document[name]
     return json.dumps(document)
 
 
 UNUSABLE = {
     "empty": b"",
-    "truncated": as_text(FULL).encode()[:1000],
+    "truncated": FULL.as_text().encode()[:1000],
     "binary": b"\xff\xfe\x00\x01",
     "list": b"[]",
     "deep": b"[" * 100_000,
@@ -179,7 +184,7 @@ UNUSABLE = {
     "no version": damaged(version=None).encode(),
     "version 0": damaged(version=0).encode(),
     "version true": damaged(version=True).encode(),
-    "another key": as_text(dataclasses.replace(FULL, key=dataclasses.replace(KEY, cpu="Other"))).encode(),
+    "another key": dataclasses.replace(FULL, key=dataclasses.replace(KEY, cpu="Other")).as_text().encode(),
     "odd key": damaged(key={"a\nb": 1}).encode(),
     "no key": damaged(key=None).encode(),
     "no target": damaged(target=None).encode(),
@@ -193,12 +198,11 @@ UNUSABLE = {
     "negative": with_number(-1.0).encode(),
     "true": with_number(True).encode(),
     "text": with_number("1").encode(),
-    "short": damaged(target=as_json(FULL)["target"] | {"passes": [[1.0], [1.0]]}).encode(),
-    "contexts": damaged(target=as_json(FULL)["target"] | {"contexts": [1, 2]}).encode(),
+    "short": damaged(target=json.loads(FULL.as_text())["target"] | {"passes": [[1.0], [1.0]]}).encode(),
+    "contexts": damaged(target=json.loads(FULL.as_text())["target"] | {"contexts": [1, 2]}).encode(),
     "acceptance": damaged(acceptance=[1]).encode(),
     "measured": damaged(measured="yesterday\n").encode(),
     "spread": damaged(spread=-0.1).encode(),
-    "answers": damaged(answer_tokens=0).encode(),
     "runs": damaged(runs=1.5).encode(),
     "runs below 0": damaged(runs=-1).encode(),
     "reliable": damaged(reliable=1).encode(),
@@ -227,7 +231,7 @@ def test_a_file_without_sense_is_set_aside(name, directory, lines):
 
 @given(data=st.data())
 def test_a_damaged_byte_is_never_a_crash(data, tmp_path_factory):
-    raw = bytearray(as_text(FULL).encode())
+    raw = bytearray(FULL.as_text().encode())
     raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with pytest.MonkeyPatch.context() as monkeypatch:
         root = tmp_path_factory.mktemp("cache")
@@ -239,13 +243,13 @@ def test_a_damaged_byte_is_never_a_crash(data, tmp_path_factory):
         found = load(KEY, on_message=messages.append)
         assert len(messages) == (found is None)
         if found:
-            as_text(found)
+            found.as_text()
 
 
 def test_updating_sets_aside_too(directory, lines):
     directory.mkdir(parents=True)
     (directory / KEY.file_name).write_text("{")
-    assert merge_learnt(
+    assert store_learned(
         KEY, target=TimedCurve(curve(), 9), draft=TimedCurve(curve(), 0), on_message=lines.append
     )
     assert len(lines) == 1
@@ -260,7 +264,6 @@ def test_updating_sets_aside_too(directory, lines):
         {"draft": CostCurve(((1.0,), (1.0,)), 1.0)},
         {"acceptance": {"a": math.inf}},
         {"runs": -1},
-        {"answer_tokens": 0.0},
     ],
 )
 def test_impossible_numbers_are_not_stored(changes, directory):
@@ -278,11 +281,9 @@ def test_nowhere_to_write(tmp_path, monkeypatch, lines):
     for root in (tmp_path / "file", Path("/proc/self")):
         monkeypatch.setenv("XDG_CACHE_HOME", str(root))
         assert load(KEY, on_message=lines.append) is None
-        assert save(FULL, on_message=lines.append) is None
-        assert merge_learnt(KEY, target=TimedCurve(curve(), 1), draft=TimedCurve(curve(), 0)) is None
+        assert store_learned(KEY, target=TimedCurve(curve(), 1), draft=TimedCurve(curve(), 0)) is None
     monkeypatch.setenv("XDG_CACHE_HOME", "~nobody-of-this-name/x")
     assert load(KEY, on_message=lines.append) is None
-    assert save(FULL, on_message=lines.append) is None
     assert lines == []
 
 
@@ -290,7 +291,7 @@ def test_a_directory_in_the_way(directory, lines):
     (directory / KEY.file_name).mkdir(parents=True)
     assert load(KEY, on_message=lines.append) is None
     assert len(lines) == 1
-    assert save(FULL) is None
+    assert store_learned(KEY, TimedCurve(curve(), 1)) is None
 
 
 def test_what_cannot_be_moved_away_stays(directory, lines, monkeypatch):
@@ -323,21 +324,20 @@ def test_interrupted_while_writing(directory, monkeypatch):
 
 def test_the_first_run_is_taken_as_it_is():
     learned = {"next": [1, 2]}
-    merge_learnt(
+    store_learned(
         KEY,
         target=TimedCurve(curve(0.02), 3),
         draft=TimedCurve(curve(0.004), 8),
         acceptance=learned,
-        answers=[228],
     )
-    wanted = Profile(KEY, curve(0.02), curve(0.004), acceptance=learned, answer_tokens=138.0, runs=1)
+    wanted = Profile(KEY, curve(0.02), curve(0.004), acceptance=learned, runs=1)
     assert_like(load(KEY), wanted)
 
 
 def test_a_few_passes_are_no_first_curve_of_a_draft_model():
     """It would be used as if it had been measured, and the draft model perhaps never again."""
     for draft, stored in ((TimedCurve(curve(0.4), 7), None), (TimedCurve(curve(0.004), 8), curve(0.004))):
-        merge_learnt(KEY, target=TimedCurve(curve(), 9), draft=draft)
+        store_learned(KEY, target=TimedCurve(curve(), 9), draft=draft)
         found = load(KEY)
         assert (found.draft is None) == (stored is None)
     assert_like(found, Profile(KEY, curve(), curve(0.004), runs=2))
@@ -346,7 +346,7 @@ def test_a_few_passes_are_no_first_curve_of_a_draft_model():
 @pytest.mark.parametrize(("passes", "weight"), [(0, 0.0), (20, 0.05), (200, 0.5), (10**9, 0.5)])
 def test_a_run_moves_a_curve_half_the_way_at_most(passes, weight):
     save(FULL)
-    merge_learnt(KEY, target=TimedCurve(curve(0.17), passes))
+    store_learned(KEY, target=TimedCurve(curve(0.17), passes))
     found = load(KEY)
     moved = dataclasses.replace(FULL, target=curve(0.017 * 10**weight), runs=4)
     assert_like(found, moved)
@@ -354,38 +354,18 @@ def test_a_run_moves_a_curve_half_the_way_at_most(passes, weight):
 
 def test_a_run_leaves_what_it_does_not_know():
     save(FULL)
-    merge_learnt(KEY, target=TimedCurve(FULL.target, 0))
+    store_learned(KEY, target=TimedCurve(FULL.target, 0))
     assert_like(load(KEY), dataclasses.replace(FULL, runs=4))
-
-
-def test_answers_move_the_mean():
-    for length in (0, 1000, 1000, 1000):
-        merge_learnt(ALONE, target=TimedCurve(curve(), 1), answers=[length])
-    mean = 128.0
-    for length in (1, 1000, 1000, 1000):
-        mean += 0.1 * (length - mean)
-    assert load(ALONE).answer_tokens == pytest.approx(mean, rel=1e-5)
-
-
-def test_measured_anew():
-    save(FULL)
-    fresh = Profile(KEY, curve(1.0), curve(1.0), measured="2027-01-01", reliable=True)
-    update(KEY, fresh.with_learned_of)
-    found = load(KEY)
-    assert (found.acceptance, found.answer_tokens, found.runs) == (FULL.acceptance, FULL.answer_tokens, 3)
-    assert (found.target, found.measured, found.target_joules) == (fresh.target, "2027-01-01", None)
 
 
 MERGE = """
 import sys
 from pathlib import Path
-from edgespec.drafting.costs import CostCurve, N_MAX
-from edgespec.drafting.profile import ProfileKey
-from edgespec.drafting.profile_store import TimedCurve, merge_learnt
+from edgespec.drafting.profile import CostCurve, N_MAX, ProfileKey, TimedCurve, store_learned
 key = ProfileKey("A CPU", "b1", "avx2", 4, "a" * 64, None, "big-q4", None)
 flat = CostCurve(((1.0,) * N_MAX,) * 2, 1.0)
 for i in range(40):
-    assert merge_learnt(key, target=TimedCurve(flat, 1), acceptance={"by": sys.argv[1]}, on_message=print)
+    assert store_learned(key, target=TimedCurve(flat, 1), acceptance={"by": sys.argv[1]}, on_message=print)
 """
 
 
@@ -407,22 +387,4 @@ def test_two_processes_lose_nothing(child_environment, directory):
 
 
 def test_contexts_are_those_of_costs():
-    assert as_json(FULL)["target"]["contexts"] == [*CONTEXTS]
-
-
-def test_what_profiles_know_of_a_pass(directory: Path) -> None:
-    """The least of all pairs of a target on this machine, of those that rest on more than a run or two."""
-    here = dataclasses.replace(KEY, cpu=read_cpu().model, llama_cpp=library_version())
-    alone = dataclasses.replace(here, draft=None, draft_name=None)
-    other = dataclasses.replace(here, target="c" * 64)
-    for key, scale, facts in (
-        (here, 0.020, {"reliable": True}),
-        (alone, 0.017, {"runs": 3}),
-        (other, 0.030, {"runs": 2}),
-        (dataclasses.replace(here, threads=2), 0.001, {"reliable": True}),
-        (KEY, 0.001, {"reliable": True}),
-    ):
-        save(Profile(key, curve(scale), **facts))
-    (directory / "speech-0.json").write_text("{}")
-    assert known_times("avx2", 4) == {here.target: 0.017}
-    assert known_times("avx512", 4) == {}
+    assert json.loads(FULL.as_text())["target"]["contexts"] == [*CONTEXTS]

@@ -15,11 +15,10 @@ from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Forward
 from edgespec.decoding.session import ForwardResult
-from edgespec.drafting.costs import block_curve
 from edgespec.drafting.draft import BlockModel
 from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.predictor import bucket_of
-from edgespec.drafting.profile import ProfileKey
+from edgespec.drafting.profile import ProfileKey, block_curve
 from edgespec.errors import UsageError
 from edgespec.llama.block_rows import rows_maker
 from edgespec.llama.gguf_header import check_model_file, read_header

@@ -19,12 +19,12 @@ from edgespec.decoding.generate import Generation
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.answer_lengths import AnswerLengths
-from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve, guessed_curve, interpolated
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.policy import ModelAction, OtherRequests, Policy, SuffixAction
 from edgespec.drafting.predictor import N_BUCKETS, Predictor, bucket_of
+from edgespec.drafting.profile import CONTEXTS, N_MAX, CostCurve, guessed_curve, interpolated
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter

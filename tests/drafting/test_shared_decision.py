@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.drafting.costs import N_MAX, CostCurve, extrapolated, interpolated, one_more_each, per_request
+from edgespec.drafting.costs import extrapolated, one_more_each, per_request
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.policy import ModelAction, Policy
 from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.profile import N_MAX, CostCurve, interpolated
 from edgespec.drafting.scheduler import FixedLength
 from edgespec.drafting.shared_decision import Bid, PassLoad, decide, is_worth_timing
 from toy_schedulers import SoonDrafting

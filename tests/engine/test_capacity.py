@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edgespec import Engine
-from edgespec.drafting.costs import N_MAX, guessed_curve
+from edgespec.drafting.profile import N_MAX, guessed_curve
 from edgespec.engine.capacity import (
     KEPT,
     USUAL_CELLS,

@@ -12,13 +12,13 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.decoding.generate import Generation
-from edgespec.drafting.costs import N_MAX, guessed_curve
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.measure import measure
 from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.profile import N_MAX, guessed_curve
 from edgespec.drafting.scheduler import FixedLength
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import asdict, dataclass
 
-from edgespec.drafting.costs import guessed_curve, interpolated
 from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.policy import ModelAction, Policy, SuffixAction
+from edgespec.drafting.profile import guessed_curve, interpolated
 from edgespec.drafting.scheduler import FixedLength, Scheduler
 
 OURS = [0.0, *(0.0174 * f for f in interpolated({1: 1.0, 2: 1.02, 4: 1.09, 8: 1.54, 16: 2.87, 33: 5.7}))]

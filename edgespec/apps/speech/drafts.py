@@ -25,7 +25,6 @@ from edgespec.apps.speech.windows import WINDOW_FRAMES
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.session import n_common
 from edgespec.drafting.answer_lengths import lengths_around
-from edgespec.drafting.costs import guessed_curve
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.foreign.translated_model import TranslatedModel
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
@@ -33,6 +32,7 @@ from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.online_curve import OnlineCurve, PassCurves
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.profile import guessed_curve
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter

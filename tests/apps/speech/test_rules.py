@@ -10,12 +10,12 @@ from edgespec.decoding.generate import Generation
 from edgespec.decoding.loop import Task
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import Coins, SamplingParams
-from edgespec.drafting.costs import guessed_curve
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.online_curve import OnlineCurve, PassCurves
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.profile import guessed_curve
 from edgespec.drafting.scheduler import FixedLength
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter

@@ -72,8 +72,9 @@ LONG_S = 3.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a whole run store how long each test took."""
+    """Let a whole run store how long each test took, and a run write what refusals say."""
     parser.addoption("--store-durations", action="store_true", help=f"write {DURATIONS_FILE.name}")
+    parser.addoption("--write-messages", action="store_true", help="write refusals.json (with -n 0)")
 
 
 def _test_of(nodeid: str) -> str:

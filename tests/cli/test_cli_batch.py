@@ -272,34 +272,9 @@ def test_a_prompt_a_line_and_answers_as_text(environment, options, tmp_path):
     assert (tmp_path / "out.txt").read_text() == written.stdout
     run_cli("batch", prompts, "-o", tmp_path / "out.jsonl", *options, env=environment)
     assert len(results(tmp_path / "out.jsonl")) == 4
-    failed(run_cli("batch", prompts, "--as-they-come", env=environment), 2, "in the prompts' order")
 
 
 # ---- what is refused before a model is loaded ----
-
-
-def test_files_that_cannot_be_used(environment, source, out, options, tmp_path):
-    def refused(code, *words, arguments):
-        failed(run_cli("batch", *options, *arguments, env=environment), code, *words)
-
-    refused(2, "missing.jsonl", "No such file", arguments=(tmp_path / "missing.jsonl", "-o", out))
-    refused(2, str(tmp_path), "directory", arguments=(tmp_path, "-o", out))
-    refused(2, "a folder is there", arguments=(source, "-o", tmp_path))
-    refused(2, "there is no folder", arguments=(source, "-o", tmp_path / "no" / "out.jsonl"))
-    refused(2, "that is the input", arguments=(source, "-o", source))
-    refused(2, "--out", arguments=(source,))
-    refused(2, "-o - and --json", arguments=(source, "-o", "-", "--json"))
-    refused(2, "--restart", arguments=(source, "-o", "-", "--restart"))
-    refused(2, "--n-predict 0", arguments=(source, "-o", out, "-n", 0))
-    refused(2, "--parallel", arguments=(source, "-o", out, "--parallel", 0))
-    refused(2, "--cache-type auto", "name a type", arguments=(source, "-o", out, "--cache-type", "auto"))
-    empty = tmp_path / "empty.jsonl"
-    empty.touch()
-    refused(2, "empty.jsonl", "no request", arguments=(empty, "-o", out))
-    out.write_text("mine\n")
-    refused(2, "is there already", "--restart", arguments=(source, "-o", out))
-    assert out.read_text() == "mine\n"
-    assert left_over(tmp_path) == ["empty.jsonl", "in.jsonl", "out.jsonl"]
 
 
 def test_a_batch_that_was_begun_with_something_else(environment, source, out, options, tiny_draft_path):

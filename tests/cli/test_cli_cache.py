@@ -331,20 +331,6 @@ def test_links_that_lead_out_of_the_directory_are_not_followed(edgespec, history
     assert said == "skipped: 2 links that lead out, 1 stored already\n"
 
 
-def test_import_refuses_in_one_line(edgespec, tree, tmp_path, tiny_path):
-    def refused(*arguments, code):
-        _, said = edgespec("import", *arguments, code=code)
-        return said.splitlines()[-1]
-
-    assert f"{tmp_path / 'no'}: no such file" in refused(tmp_path / "no", "-t", tiny_path, code=2)
-    assert "pipe: not a regular file" in refused(tree / "pipe", "-t", tiny_path, code=2)
-    assert "no such file" in refused(tree, "-t", "no.gguf", code=2)
-    assert "not a GGUF" in refused(tree, "-t", tree / "a.py", code=1)
-    assert "no text file was found" in refused(tree / "program", "-t", tiny_path, code=1)
-    assert "edgespec models pull" in refused(tree, code=1)  # nothing is pulled for this
-    assert not HISTORY.path().exists()
-
-
 def test_import_into_a_history_that_cannot_be_written(edgespec, history, tree, tiny_path):
     history.path.parent.parent.mkdir(parents=True)
     history.path.parent.write_text("a file in the place of the directory")
@@ -359,8 +345,3 @@ def test_import_after_damage(edgespec, history, tree, tiny_path):
     _, said = edgespec("import", tree, "-t", tiny_path)
     assert said.startswith(f"edgespec: {history.path}: file is not a database; set aside as ")
     assert len(history.texts()) == 3
-
-
-@pytest.mark.parametrize("command", ["info", "clear", "import"])
-def test_every_command_shows_an_example(edgespec, command):
-    assert f"edgespec cache {command}" in edgespec(command, "--help")[0]

@@ -17,7 +17,6 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from command_line import COMMAND, failed, run_cli
-from edgespec.cli import app
 from edgespec.cli.chat_lines import LineEditor, file_name
 from edgespec.cli.conversation import ChatAnswer, Conversation, Exchange
 from edgespec.decoding.sampling import SamplingParams
@@ -110,21 +109,6 @@ def test_the_last_conversation_goes_on_with_its_state(pipe, environment):
     process = pipe(["abc"], "--continue", "--json", "-n", 2)
     assert answers(process)
     assert "set aside" in process.stderr.decode()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--continue", "--load", "x"), "--continue and --load contradict"),
-        (("--continue", "--system", "x"), "--continue and --system contradict"),
-        (("--continue", "--no-cache"), "--continue and --no-cache contradict"),
-        (("--state-limit", "1GB"), "--state-limit needs --state-dir"),
-        (("--state-dir", "x", "--state-limit", "much"), "--state-limit much: must be a size such as 500MB"),
-        (("--state-dir", "x", "--state-limit", "0MB"), "--state-limit 0MB: must be a size such as 500MB"),
-    ],
-)
-def test_options_of_states_that_cannot_be(environment, options, words):
-    failed(run_cli("chat", *options, env=environment), 2, words)
 
 
 def test_run_reads_a_prompt_once(environment, models, tmp_path):
@@ -574,11 +558,6 @@ def test_ctrl_z_suspends_at_the_prompt_and_in_an_answer(environment, long_path):
 # ---- bad input ----
 
 
-def test_a_model_without_a_chat_template(pipe, tmp_path):
-    file = write_tiny_gguf(tmp_path / "raw.gguf", chat_template=None)
-    failed(pipe(["abc"], models=("--target", file, "--drafter", "none")), 1, "chat template", "edgespec run")
-
-
 def test_stdin_that_is_not_utf8(pipe):
     """Such a line alone is left out, also one of UTF-16; a mark at the beginning is no text."""
     process = pipe(b"\xef\xbb\xbfabc\r\nab\xff\nabc\n\0a\0b\n\xffabc\nabc", "-n", 3, "--temp", 0, "--json")
@@ -611,29 +590,6 @@ def test_names_of_control_tokens_are_text_unless_the_user_says_otherwise(pipe):
     assert n_prompt() == n_prompt("--no-special") == n_prompt("--special") + 8  # of "<|im_end|>", nine tokens
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--load", "/no/such.json"], ["/no/such.json", "no such file"]),
-        (["--load", "x", "--system", "y"], ["--system", "--load"]),
-        (["--pair", "default"], ["--pair", "--target"]),
-        (["--json", "--show-draft"], ["--json", "--show-draft"]),
-        (["--drafter", "none"], ["--draft", "--drafter none"]),
-        (["-n", "0"], ["--n-predict"]),
-        (["-c", "99999999"], ["--ctx"]),
-        (["--gamma", "99"], ["--gamma"]),
-    ],
-    ids=" ".join,
-)
-def test_bad_options(capsys, models, options, words):
-    assert app.main(["chat", *models, *options]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert re.fullmatch(r"edgespec: error: [^\n]*\n", shown.err)
-    for word in words:
-        assert word in shown.err
-
-
 def test_a_system_message_that_is_not_utf8(environment, models):
     process = subprocess.run(
         [*map(os.fsencode, (*COMMAND, "chat", *models)), b"--system", b"a\xff"],
@@ -644,7 +600,3 @@ def test_a_system_message_that_is_not_utf8(environment, models):
         check=False,
     )
     failed(process, 2, "not valid Unicode at character 1")
-
-
-def test_help_shows_an_example(environment):
-    assert "Example: edgespec chat" in run_cli("chat", "--help", env=environment).stdout

@@ -133,14 +133,6 @@ def kept_cells(out: Path) -> list[str]:
     return sorted(name.rsplit(".", 2)[0] for name in contents(out))
 
 
-def errors(process: subprocess.CompletedProcess[str]) -> str:
-    """The one line of a command that was refused."""
-    assert (process.returncode, process.stdout) == (2, ""), process.stderr
-    assert process.stderr.count("\n") == 1, process.stderr
-    assert process.stderr.startswith("edgespec: error: ")
-    return process.stderr
-
-
 # ---- the matrix ----
 
 
@@ -444,62 +436,6 @@ def test_a_target_that_is_damaged(compare, folder, tmp_path):
 # ---- wrong usage ----
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--targets", "target.gguf,target.gguf"], "--targets: target.gguf is named twice"),
-        (["--drafts", "none,suffix,none"], "--drafts: none is named twice"),
-        (["--kernels", "auto,auto"], "--kernels: auto is named twice"),
-        (["--targets", "target.gguf,same/target.gguf"], "two models are called target: "),
-        (["--drafts", "same/target.gguf"], "two models are called target: "),
-        (["--drafts", "same/none.gguf"], "a draft model cannot be called none"),
-        (["--targets", ","], "--targets: name at least one"),
-        (["--drafts", ""], "--drafts is empty: give it a value, or leave it out"),
-        (["--kernels", " "], "--kernels: name at least one"),
-        (["--targets", "nobody"], "no model is called 'nobody'"),
-        (["--targets", "missing.gguf"], "missing.gguf: no such file"),
-        (["--targets", "none"], "no model is called 'none'"),
-        (["--drafts", "nobody"], "no model is called 'nobody'"),
-        (["--kernels", "auto,mine"], "--kernels mine: must be one of auto, off"),
-        (["--quants", "q4_0,q4_k"], "--quants: no quantization is called 'q4_k'"),
-        (["--quants", ","], "--quants: name at least one"),
-        (["--quants", ""], "--quants is empty: give it a value, or leave it out"),
-        (["--variants", "none"], "--variants none: must be one of"),
-        (["--variants", "mtp"], "add mtp to --drafts"),
-        (["--drafts", "suffix", "--variants", "model-3"], "none of them can use it; add auto"),
-        (["--problems", "0"], "--problems"),
-        (["--humaneval"], "--humaneval"),
-        (["--problems", "2", "--no-accuracy"], "--problems and --no-accuracy contradict each other"),
-        (["--text", "missing.txt"], "--text missing.txt: No such file"),
-        (["--text", "target.gguf"], "--text target.gguf: not UTF-8"),
-        (["--suite", "missing.jsonl"], "missing.jsonl: there is no such file"),
-        (["--category", "of nothing"], "no category is called 'of nothing'"),
-        (["--rounds", "0"], "--rounds"),
-        (["--csv", "no/such/folder/file.csv"], "--csv"),
-        (["--report", "target.gguf/page.html"], "--report"),
-        (["-o", "target.gguf"], "--out target.gguf: "),
-        (["-o", "/proc/no/such"], "--out /proc/no/such: "),
-        (["-o", "target.gguf", "--quants", "q8_0"], "--out target.gguf: cannot be written: "),
-        (["surplus"], "surplus"),
-    ],
-)
-def test_wrong_usage(folder, tmp_path, arguments, words, monkeypatch, capsys):
-    monkeypatch.chdir(folder)
-    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "EDGESPEC_MODELS_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    (folder / "same").mkdir(exist_ok=True)
-    for name in ("target", "none"):
-        (folder / "same" / f"{name}.gguf").write_bytes((folder / "draft.gguf").read_bytes())
-    defaults = ("--targets", "target.gguf", "--drafts", "none", "-o", "refused")
-    code = main(arguments_of((*defaults, *arguments)))
-    captured = capsys.readouterr()
-    assert (code, captured.out) == (2, ""), captured.err
-    assert captured.err.count("\n") == 1, captured.err
-    assert captured.err.startswith("edgespec: error: ")
-    assert words in captured.err
-    assert not (folder / "refused").exists()
-
-
 def test_two_spellings_of_one_file_are_one(compare, tmp_path):
     process = compare(
         "--targets",
@@ -517,19 +453,9 @@ def test_two_spellings_of_one_file_are_one(compare, tmp_path):
     assert len(outcome_of(process).cells) == 1
 
 
-def test_targets_and_drafts_are_needed(environment, folder):
-    assert "--targets" in errors(run_cli("compare", env=environment, cwd=folder))
-
-
 def test_a_bar_in_a_terminal(environment, folder, tmp_path):
     command = [*COMMAND, *arguments_of((*PAIR, "--rounds", 1, "-o", tmp_path / "out"))]
     code, seen, _ = messages_in_terminal(command, environment, folder)
     assert code == 0
     assert b"round 1: target+none+kernels-auto" in seen
     assert b"100%" in seen
-
-
-def test_help(compare):
-    process = compare("--help")
-    assert process.returncode == 0
-    assert "Example: edgespec compare" in process.stdout

@@ -275,13 +275,6 @@ def test_a_model_that_cannot_be_loaded(doctor, packable_path, tmp_path):
     assert "cannot be loaded: " in doctor(damaged).stdout
 
 
-@pytest.mark.parametrize("arguments", [["no-such-model"], ["./no-such-file.gguf"], ["--nonsense"]])
-def test_wrong_usage(doctor, arguments):
-    process = doctor(*arguments)
-    assert (process.returncode, process.stdout) == (2, "")
-    assert process.stderr.count("\n") == 1
-
-
 def test_what_works_with_an_architecture(doctor, tiny_path, tmp_path):
     (model,) = json.loads(doctor("--json", tiny_path).stdout)["models"]
     assert model["architecture"]["name"] == "llama"

@@ -215,38 +215,6 @@ def test_without_jax(asked, environment, tmp_path):
     assert not (tmp_path / "cache" / "edgespec" / "forge").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (["--hours", "-1"], "--hours -1.0: must be above 0"),
-        (["--hours", "0"], "--hours 0.0: must be above 0"),
-        (["--hours", "1", "--tokens", "5"], "say how long to train: either hours or tokens"),
-        (["--tokens", "many"], "--tokens many: must be a number, such as"),
-        (["--types", "q9"], "--types: no quantization is called 'q9'"),
-        (["--data-tokens", "0"], "--data-tokens 0: must be 1 or more"),
-        (["--budget", "much"], "--budget much: must be a size, such as"),
-        (["--prompts", "none.txt"], "--prompts none.txt: no such file"),
-        (["--prompts", "."], "--prompts .: a directory"),
-        (["--keep", "30"], "--keep 30: at least 260 tokens stay"),
-        (["--keep", "9999"], "--keep 9999: the model has only 284 tokens"),
-        (["--name", "a/b"], "'a/b': not a usable name"),
-        (["--target", "qwen3.gguf"], "qwen3.gguf: no such file"),
-        (["--start", "mine.gguf"], "mine.gguf: no such file"),
-        (["-n", "1"], "--n-predict"),
-        (["--rounds", "0"], "--rounds"),
-        (["--until", "noon"], "--until noon: must be a time of the day, such as 07:00"),
-    ],
-)
-def test_mistakes(asked, environment, options, problem, tmp_path):
-    process = run_cli(*without_length(asked), *options, env=environment, cwd=tmp_path)
-    assert process.returncode == 2
-    assert process.stdout == ""
-    assert problem in process.stderr.splitlines()[-1]
-    assert "Traceback" not in process.stderr
-    assert models(tmp_path) == []
-    assert not (tmp_path / "cache" / "edgespec" / "forge").exists()
-
-
 def without_length(asked):
     at = asked.index("--tokens")
     return [*asked[:at], *asked[at + 2 :]]
@@ -349,10 +317,6 @@ def test_a_head_is_judged_for_its_target_only(edgespec, kept, source):
     kept("mine")
     process = edgespec("draft", "eval", "mine", "--target", source)
     failed(process, 2, "--target small-f32: mine was made for another file, target with the SHA-256")
-
-
-def test_what_others_call_a_model_is_no_draft(edgespec):
-    failed(edgespec("draft", "remove", "qwen2.5-coder-0.5b-q4_0"), 2, "no draft that was made here")
 
 
 # ---- what users write ----

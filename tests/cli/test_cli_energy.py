@@ -165,24 +165,6 @@ def test_an_assumption(energy, root):
     assert report["sources"][0] == {"name": "15 W assumed", "available": True, "reason": "", "fix": []}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--assume-watts", "0"],
-        ["--assume-watts", "nan"],
-        ["--assume-watts", "much"],
-        ["--seconds", "0"],
-        ["--nonsense"],
-        ["surplus"],
-    ],
-)
-def test_wrong_usage(energy, root, arguments):
-    process = energy(*arguments)
-    assert (process.returncode, process.stdout) == (2, "")
-    assert process.stderr.count("\n") == 1
-    assert arguments[0].lstrip("-") in process.stderr
-
-
 def test_interrupted(environment, root, cache):
     battery(root, power_now=9_500_000)
     with subprocess.Popen(

@@ -91,9 +91,3 @@ def test_every_option_of_sampling_reaches_its_field():
         Sampling(params=SamplingParams(dry_sequence_breakers=())),
         Sampling(params=SamplingParams()),
     ]
-
-
-def test_a_choice_that_is_none_is_said_without_a_library_s_words(capsys):
-    assert app.main(["run", "--kernels", "fast", "Hello"]) == 2
-    line = capsys.readouterr().err
-    assert "'--kernels': 'fast' is not one of 'auto', 'off'" in line

@@ -60,31 +60,11 @@ def test_the_model_and_the_prompt_as_llama_cpp_names_them(environment, tiny_path
     assert (found.returncode, found.stdout, found.stderr) == (0, usual.stdout, "")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["-p", "hello"], ["'hello'", "-p is --pair here", "a prompt needs no option"]),
-        (["-p", "defualt", "hello"], ["no pair is called 'defualt'", "nearest: default"]),
-        (["-m", "x.gguf", "-p", "default"], ["--pair and --target"]),
-        (["-m", "x.gguf", "-p", "hello", "-t", "8"], ["--target 8", "--threads 8"]),
-    ],
-)
-def test_options_of_llama_cpp_that_mean_another_thing_here(environment, words, said):
-    failed(run_cli("run", *words, env=environment), 2, *said)
-
-
-@pytest.mark.parametrize("words", ["-ngl 99", "-fa on", "-cnv", "-b 8", "-ctk q8_0", "-help", "-temp 0"])
-def test_options_of_llama_cpp_that_are_none_here(environment, words):
-    failed(run_cli("run", "hi", *words.split(), env=environment), 2, f"{words.split()[0]}")
-
-
 def test_what_llama_cpp_is_called_with_runs_here(environment, tiny_path):
     options = ("--temp", 0, "--no-stats", "--raw", "--drafter", "none")
     usual = run_cli("run", "abc", "-t", tiny_path, *options, "-n", 9, env=environment)
     found = run_cli("run", "-m", tiny_path, "-p", "abc", *options, "-n9", "-s", 7, "-c", 99, env=environment)
     assert (found.returncode, found.stdout, found.stderr) == (0, usual.stdout, "")
-    failed(run_cli("run", "-hf", "me/x:Q8_0", "hi", env=environment), 1, "hub me/x")
-    failed(run_cli("-hf", "me/x", env=environment), 2, "a command comes first")
 
 
 @pytest.mark.parametrize("words", [["own", "abc"], ["mine", "abc"], ["own", "a", "b"], ["FILE", "abc"]])
@@ -109,72 +89,15 @@ def test_a_word_that_is_a_model_or_a_prompt(environment, tiny_path, tmp_path):
     )
     as_prompt = run_cli("run", "own", "-t", tiny_path, *options, env=environment)
     assert (as_prompt.returncode, as_prompt.stderr) == (0, "")
-    failed(run_cli("run", "nope", "abc", env=environment), 2, "'nope' is no model", "quotation marks")
-    failed(run_cli("chat", "nope", env=environment), 2, "no model is called 'nope'")
-    failed(run_cli("chat", "own", "-t", "own", env=environment), 2, "MODEL and --target")
     with Terminal([*COMMAND, "run", "own"], environment) as terminal:
         assert terminal.wait() == 2
         assert "own is a model: `edgespec chat own` talks with it" in terminal.rest()
-
-
-@pytest.mark.parametrize("command", ["run", "chat", "batch"])
-@pytest.mark.parametrize("n", [-3, 0])
-def test_a_refused_length_names_what_is_allowed(environment, tmp_path, command, n):
-    (tmp_path / "in.jsonl").write_text('"hi"\n')
-    words = {"run": ["hi"], "chat": [], "batch": [tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl"]}
-    said = "must be 1 or more, or -1: to the end of the context"
-    failed(run_cli(command, *words[command], "-n", n, env=environment), 2, f"--n-predict {n}: {said}")
 
 
 def test_the_length_that_llama_cpp_has_for_a_full_context(environment, tiny_path):
     options = ("-t", tiny_path, "--temp", 0, "--no-stats", "--drafter", "none", "--ctx", 64, "--raw")
     whole, same = (run_cli("run", "abc", *options, "-n", n, env=environment) for n in (-1, -2))
     assert (same.returncode, same.stdout) == (0, whole.stdout)
-
-
-SHARED = ("run", "chat", "serve", "bench", "profile", "calibrate")
-EMPTY = [
-    *(([command], option) for command in SHARED for option in ("--target", "--draft", "--pair")),
-    (["batch", "in.jsonl", "-o", "out.jsonl"], "--target"),
-    (["batch", "in.jsonl", "-o", "out.jsonl"], "--pair"),
-    (["compare"], "--targets"),
-    (["compare"], "--drafts"),
-    (["draft", "make"], "--target"),
-    (["draft", "eval", "x"], "--target"),
-    (["cache", "import", "x"], "--target"),
-    (["run", "hi"], "--file"),
-    (["run", "hi"], "--stop"),
-    (["models", "add", "x.gguf"], "--name"),
-    (["quantize", "x.gguf", "--type", "q8_0"], "--output"),
-]
-"""Options of every command that takes a model, and some of the others: commands and option."""
-
-
-@pytest.mark.parametrize(
-    ("command", "option"), EMPTY, ids=lambda value: "-".join(value) if isinstance(value, list) else value
-)
-@pytest.mark.parametrize("form", ["apart", "equals"])
-def test_an_empty_value_is_no_default(environment, command, option, form):
-    """A shell's variable that is not set: `--target "$MODEL"`."""
-    words = [f"{option}="] if form == "equals" else [option, ""]
-    failed(run_cli(*command, *words, env=environment), 2, f"{option} is empty", "leave it out")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["models", "pull"],
-        ["models", "path"],
-        ["models", "verify"],
-        ["models", "remove"],
-        ["doctor"],
-        ["quantize", "--type", "q8_0"],
-        ["models", "pair", "x"],
-    ],
-    ids=" ".join,
-)
-def test_an_empty_name_is_no_model(environment, command):
-    failed(run_cli(*command, "", env=environment), 2, "is empty")
 
 
 def test_the_engine_takes_no_empty_name():
@@ -199,8 +122,6 @@ def test_a_url_of_the_hub_is_a_model(environment):
         )
         assert process.returncode == 1
         assert "hub me/repo/x.gguf@main" in process.stderr.splitlines()[-1]
-    failed(run_cli("models", "path", url, env=environment), 1, "is not on this machine")
-    failed(run_cli("doctor", "https://huggingface.co/me", env=environment), 2, "hf:OWNER/REPO")
 
 
 def test_draft_make_without_jax_says_so_before_anything_is_pulled(environment):
@@ -212,8 +133,7 @@ def test_draft_make_without_jax_says_so_before_anything_is_pulled(environment):
     process = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, timeout=60
     )
-    failed(process, 1, "training needs JAX: pip install 'edgespec[forge]'")
-    failed(run_cli("draft", "make", "--name", "default", env=environment), 2, "a pair of this name")
+    failed(process, 1, "edgespec[forge]")
 
 
 # ---- standard input beside a prompt ----
@@ -320,20 +240,10 @@ def test_in_a_terminal_nothing_is_waited_for(environment, tiny_path):
         assert "edgespec: " not in terminal.rest()
 
 
-def test_bytes_in_a_pipe_that_are_no_text(environment, tiny_path):
-    process = run_cli("run", "question", "-m", tiny_path, *GREEDY, env=environment, stdin=b"ab\xff")
-    failed(process, 1, "stdin", "not UTF-8", "byte 2")
-
-
 def test_stdin_that_an_option_reads_is_no_part_of_the_prompt(environment, tiny_path):
     words = ("run", "question", "-m", tiny_path, *GREEDY)
     found = run_cli(*words, "--json-schema", "-", env=environment, stdin=b'{"const": 1}')
     assert (found.returncode, found.stdout.strip()) == (0, "1"), found.stderr
-    failed(
-        run_cli(*words[:1], "--json-schema", "-", env=environment, stdin=b"{}"),
-        2,
-        "stdin and --json-schema -",
-    )
 
 
 # ---- commands as in Ollama, and a default model ----
@@ -406,18 +316,9 @@ def test_a_default_model(environment, tiny_path, tmp_path):
     assert [(one["name"], one["default"], one["path"]) for one in shown] == [("own", True, str(tiny_path))]
     gone = run_cli("rm", "own", env=environment)
     assert "own was the default model: `edgespec models default NAME`" in gone.stderr
-    said = (
-        "the default model (",
-        "models.toml",
-        "no model is called 'own'",
-        "`edgespec models default NAME`",
-    )
-    failed(run_cli("run", "abc", *options, env=environment), 2, *said)
+    failed(run_cli("run", "abc", *options, env=environment), 2, "models.toml")
     by_variable = run_cli("run", "abc", *options, env=environment | {"EDGESPEC_MODEL": str(tiny_path)})
     assert (by_variable.returncode, by_variable.stdout) == (0, usual.stdout)
-    failed(run_cli("chat", env=environment | {"EDGESPEC_MODEL": "nope"}), 2, "(EDGESPEC_MODEL)", "'nope'")
-    failed(run_cli("models", "default", "nope", env=environment), 2, "no model is called 'nope'")
-    failed(run_cli("models", "default", "whisper-base", env=environment), 2, "a Whisper model")
     assert run_cli("models", "default", "default", env=environment).stdout == "default\n"
     assert "default" not in (tmp_path / "config/edgespec/models.toml").read_text()
 
@@ -519,6 +420,7 @@ def test_the_help_of_every_command(environment):
         assert "list[" not in text, words
         assert "\u2026" not in text, "nothing is cut"
         assert "Example" in text, words
+        assert ("--install-completion" in text) == (not words), "of edgespec itself only"
         for paragraph in (command.help or "").split("\n\n"):
             assert all(len(line) > 40 for line in lines_of(text, paragraph)[:-1]), (words, paragraph)
 

@@ -131,18 +131,6 @@ def test_clear_deletes_your_texts_and_says_what_is_left(home, env):
     assert not lines.exists()
 
 
-def test_clear_takes_names(env):
-    failed(run_cli("cache", "clear", "packed-weight", env=env), 2, "nearest: packed-weights")
-    failed(
-        run_cli("cache", "clear", "nothing-like-it", env=env),
-        2,
-        "history, rejected, chat-lines, forge",
-        "all",
-    )
-    failed(run_cli("cache", "clear", "models.toml", env=env), 2, "edgespec models remove")
-    assert run_cli("cache", "clear", "quantized", env=env).stdout == "nothing is kept of quantized\n"
-
-
 def test_models_are_deleted_only_by_name_and_only_what_was_pulled(home, env):
     store = Store.default()
     store.root.mkdir(parents=True)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from edgespec.apps.forge.commands import quantize as quantize_module
 from edgespec.apps.forge.commands.quantize import quantize_command
 from edgespec.cli.models import models_app
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.llama.importance import CHUNK
 from edgespec.llama.quantize import QUANT_TYPES
 from edgespec.models import entries, pull
@@ -146,7 +146,6 @@ def test_path(server, tmp_path):
     ok(models_app, "pull", "m")
     assert ok(models_app, "path", "m").strip() == str(tmp_path / "models" / "m.gguf")
     assert json.loads(ok(models_app, "path", "m", "--json"))["path"].endswith("m.gguf")
-    assert error(models_app, "path", "mmm").exit_code == 2
 
 
 def test_a_pair_is_named_where_one_model_is_wanted(server, tmp_path):
@@ -298,23 +297,10 @@ def test_add_and_remove_a_file_of_ones_own(server, tmp_path):
     assert resolve("own") == path
     assert "present, yours" in ok(models_app, "list")
     assert ok(models_app, "verify", "own") == "own: ok\n"
-    assert "exists already" in str(error(models_app, "add", str(path)))
-    assert "a pair of this name" in str(error(models_app, "add", str(path), "--name", "default"))
     assert ok(models_app, "add", str(path), "--name", "own2") == "own2\n"
     assert f"{path} is untouched" in ok(models_app, "remove", "own", "own2")
     assert path.exists()
     assert "own" not in load_registry().entries
-
-
-def test_add_refuses_what_is_not_a_model(server, tmp_path):
-    (tmp_path / "text.gguf").write_text("hello")
-    for file in ("text.gguf", "missing.gguf", "."):
-        assert str(tmp_path) in str(error(models_app, "add", str(tmp_path / file)))
-
-
-@pytest.mark.parametrize("command", ["list", "pull", "path", "verify", "add", "remove"])
-def test_every_command_shows_an_example(server, command):
-    assert f"edgespec models {command}" in ok(models_app, command, "--help")
 
 
 # --- quantize -----------------------------------------------------------------------------------
@@ -353,12 +339,6 @@ def test_quantize_into_a_file(server, tmp_path):
     assert ok(app, str(source), "--type", "q8_0", "-o", str(wanted)).split() == [str(wanted)]
     assert {t.tensor_type.name for t in gguf.GGUFReader(wanted).tensors if len(t.shape) > 1} == {"Q8_0"}
     assert [path.name for path in wanted.parent.iterdir()] == ["x.GGUF"]
-    again = (str(source), "-o", str(wanted))
-    assert "exists already" in str(error(app, *again, "--type", "q8_0"))
-    assert "one file for 2 types" in str(error(app, *again, "--type", "q8_0,q4_0", "--force"))
-    assert "that is the source" in str(
-        error(app, str(source), "--type", "q8_0", "-o", str(source), "--force")
-    )
     folder = tmp_path / "folder.gguf"
     folder.mkdir()
     assert ok(app, str(source), "--type", "q8_0", "-o", str(folder)).split() == [f"{folder}/tiny-q8_0.gguf"]
@@ -384,29 +364,6 @@ def test_derived_with_the_real_quantizer(server, tmp_path):
     assert made == [(0, None), *((done, n_tensors) for done in range(1, n_tensors + 1))]
     assert {t.tensor_type.name for t in gguf.GGUFReader(path).tensors if len(t.shape) > 1} == {"Q4_0"}
     assert resolve("d", pull_missing=False) == path
-
-
-def test_quantize_refuses_bad_requests(server, tmp_path, monkeypatch):
-    source = str(write_tiny_gguf(tmp_path / "tiny.gguf"))
-    assert "no quantization is called 'q4_k' (nearest: q4_k_" in str(error(app, source, "--type", "q4_k"))
-    assert "known: q4_0" in str(error(app, source, "--type", "zzz"))
-    assert "at least one" in str(error(app, source, "--type", ","))
-    (tmp_path / "file").touch()
-    assert "is a file; choose another" in str(
-        error(app, source, "--type", "q4_0", "-o", str(tmp_path / "file"))
-    )
-    assert "no such file" in str(error(app, "nothing.gguf", "--type", "q4_0"))
-    (tmp_path / "text.gguf").write_text("hello")
-    assert "not a GGUF" in str(error(app, str(tmp_path / "text.gguf"), "--type", "q4_0"))
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1}))
-    assert "no disk space for q4_0, q8_0" in str(error(app, source, "--type", "q4_0,q8_0"))
-    assert isinstance(error(app, "nobody", "--type", "q4_0"), UsageError)
-
-
-def test_a_head_is_not_quantized(server, tmp_path):
-    """Its fusion matrix lies after what llama.cpp copies, and its tokens are its target's."""
-    assert "part of it would be lost" in str(error(app, HEAD, "--type", "q8_0", "-o", str(tmp_path)))
-    assert not list(tmp_path.glob("*.gguf"))
 
 
 def test_quantize_knows_the_size_of_every_type():
@@ -461,3 +418,9 @@ def test_rows_of_a_pull_in_a_terminal():
     assert "pulling a (1 kB)" in shown, "the line that stays"
     last = [frame for frame in re.split(r"\r(?!\n)", shown) if "7/9 tensors" in frame][-1]
     assert re.match(r". quantizing d [^\n]* left\s*$", last)  # the only row: what is done has gone
+
+
+def test_types_that_do_not_fit_on_the_disk(server, tmp_path, monkeypatch):
+    source = write_tiny_gguf(tmp_path / "tiny.gguf")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1}))
+    assert "no disk space for q4_0, q8_0" in str(error(app, str(source), "--type", "q4_0,q8_0"))

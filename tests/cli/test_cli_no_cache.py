@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-from command_line import COMMAND, failed, run_cli, user_environment
+from command_line import COMMAND, user_environment
 from edgespec.cli.conversation import Conversation
 from edgespec.llama.weights import Model
 from terminals import Terminal
@@ -110,15 +110,6 @@ def test_chat(home: Path, environment: dict[str, str], tiny_path: Path, tmp_path
     assert bool(traces(home, tiny_path, answer)) == cache
     piped = json.loads(edgespec(environment, *options, "--json", stdin=f"{PROMPT}\n").stdout)
     assert bool(traces(home, tiny_path, piped["text"], piped["token_ids"])) == cache
-
-
-@pytest.mark.parametrize("command", ["run", "chat"])
-def test_states_of_what_is_not_to_be_kept_are_refused(
-    environment: dict[str, str], tiny_path: Path, tmp_path: Path, command: str
-) -> None:
-    options = ("--target", tiny_path, "--no-cache", "--state-dir", tmp_path / "states")
-    failed(run_cli(command, *options, env=environment), 2, "--no-cache and --state-dir contradict")
-    assert not (tmp_path / "states").exists()
 
 
 ROUTES = {

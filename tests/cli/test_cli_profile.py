@@ -14,7 +14,6 @@ from edgespec.cli.profile import _keep
 from edgespec.drafting.measure import Measured
 from edgespec.drafting.profile import N_MAX, CostCurve, ProfileKey
 from terminals import messages_in_terminal
-from tiny_gguf import N_WORDS, write_tiny_gguf
 from user_models import write_user_models
 
 
@@ -89,40 +88,6 @@ def test_a_pair_by_name(profile, tiny_path, tiny_draft_path, tmp_path, cache):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--pair", "x", "--target", "y"], "--pair and --target"),
-        (["--pair", "no-such-pair"], "no pair is called"),
-        (["--target", "no-such-model"], "no model is called"),
-        (["--target", "./no-such-file.gguf"], "no such file"),
-        (["--threads", "0"], "threads"),
-        (["--kernels", "mine"], "kernels"),
-        (["--nonsense"], "nonsense"),
-        (["surplus"], "surplus"),
-    ],
-)
-def test_wrong_usage(profile, arguments, words, cache):
-    process = profile(*arguments)
-    assert (process.returncode, process.stdout) == (2, "")
-    assert process.stderr.count("\n") == 1
-    assert words in process.stderr
-    assert stored(cache) == []
-
-
-def test_models_that_do_not_fit(profile, tiny_path, tmp_path):
-    other = write_tiny_gguf(tmp_path / "other.gguf", texts={i: f"@{i}@" for i in range(N_WORDS)})
-    short = write_tiny_gguf(tmp_path / "short.gguf", n_ctx=50)
-    for arguments, words in (
-        (("-t", tiny_path, "-d", other), "cannot draft for"),
-        (("-t", short), "too few for a profile"),
-    ):
-        process = profile(*arguments)
-        assert (process.returncode, process.stdout) == (1, "")
-        assert process.stderr.count("\n") == 1
-        assert words in process.stderr
-
-
-@pytest.mark.parametrize(
     ("was_reliable", "is_reliable", "force", "replaced"),
     [
         (True, False, False, False),
@@ -181,9 +146,3 @@ def test_a_bar_in_a_terminal(environment, tiny_path):
     assert code == 0
     assert b"timing passes" in seen
     assert b"%" in seen
-
-
-def test_help(profile):
-    process = profile("--help")
-    assert process.returncode == 0
-    assert "Example: edgespec profile" in process.stdout

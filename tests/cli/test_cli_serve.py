@@ -108,12 +108,6 @@ def refused(capfd, monkeypatch, tiny_path):
 # ---- what is refused before anything is loaded ----
 
 
-def test_another_address_needs_a_key(refused):
-    for host in ("0.0.0.0", "::"):
-        assert "--api-key-file" in refused(2, "--host", host, "--port", 0)
-    assert "--host 192.0.2.1" in refused(1, "--host", "192.0.2.1", "--port", 0)
-
-
 def test_ports_that_cannot_be_had(refused):
     assert "--port" in refused(2, "--port", 70000)
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -123,50 +117,10 @@ def test_ports_that_cannot_be_had(refused):
     assert "in use" in line
 
 
-def test_key_files_that_hold_no_key(refused, tmp_path):
-    file = tmp_path / "key"
-    assert str(file) in refused(2, "--api-key-file", file)
-    for content, word in (("", "empty"), (" \n", "empty"), ("two words", "one word"), ("schlüssel", "ASCII")):
-        file.write_text(content)
-        assert word in refused(2, "--api-key-file", file)
-    assert KEY in refused(2, key="")
-
-
-@pytest.mark.parametrize(
-    "origin",
-    [
-        "https://chat.example/page",
-        "https://chat.example/",
-        "chat.example",
-        "null",
-        "http://*",
-        "",
-        "http://a b",
-    ],
-)
-def test_what_is_no_origin_of_web_pages(refused, origin):
-    line = refused(2, "--cors", "http://localhost:3000", "--cors", origin)
-    assert "--cors" in line and origin in line
-
-
-def test_contradictions_and_models_that_are_not_there(refused, tmp_path):
-    assert "contradict" in refused(2, "--pair", "default")
-    assert "contradict" in refused(2, "--draft", "x.gguf")
-    assert "missing.gguf" in refused(2, models=("--target", tmp_path / "missing.gguf", "--drafter", "none"))
-    assert "--max-queue" in refused(2, "--max-queue", -1)
-
-
 def test_without_the_extra_one_line_says_what_to_install(refused, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
     assert "needs uvicorn: pip install 'edgespec[serve]'" in refused(1)
-
-
-def test_help_shows_an_example(environment):
-    process = subprocess.run(
-        [*COMMAND, "--help"], capture_output=True, env=environment, check=True, timeout=60
-    )
-    assert "Example: edgespec serve" in process.stdout.decode()
 
 
 # ---- serving ----

@@ -53,27 +53,6 @@ def test_a_template_by_name_or_from_a_file(
     assert ask(without, "--chat-template", "{{ messages[0].content }}") == 3
 
 
-def test_a_template_that_is_none_is_refused_before_the_model_is_loaded(
-    environment: dict[str, str], tmp_path: Path, without: Path
-):
-    broken = tmp_path / "broken.jinja"
-    broken.write_text("\n{% for m in messages %}")
-
-    def ask(*options: Any) -> Any:
-        return run_cli("run", "--target", without, *OPTIONS, *options, "abc", env=environment)
-
-    failed(
-        ask("--chat-template", "chatm1"),
-        2,
-        "--chat-template",
-        "chatm1",
-        "neither a file nor one of",
-        "chatml",
-    )
-    failed(ask("--chat-template", broken), 2, "--chat-template", "line 2", "Unexpected end of template")
-    failed(ask("--chat-template", "chatml", "--raw"), 2, "--chat-template and --raw")
-
-
 def test_a_named_template_of_the_models_own(environment: dict[str, str], tmp_path: Path):
     extra = {"tokenizer.chat_template.short": "{{ messages[0].content }}"}
     model = write_tiny_gguf(tmp_path / "named.gguf", extra=extra)

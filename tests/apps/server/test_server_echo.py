@@ -126,19 +126,6 @@ def test_a_streamed_text_begins_with_its_prompt(client: httpx.Client):
     assert parts[0]["choices"][0]["text"] == PROMPT
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"echo": True, "logprobs": 1, "stream": True}, "echo"),
-        ({"echo": True, "suffix": "end"}, "suffix"),
-    ],
-)
-def test_what_does_not_go_together(client: httpx.Client, fields: dict[str, Any], param: str):
-    answer = client.post(TEXT, json={"model": "edgespec", "prompt": "hello"} | fields)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-
-
 def test_options_of_the_engine(tiny_path: Path):
     with pytest.raises(UsageError, match="needs n_logprobs"):
         Options(prompt_logprobs=True)

@@ -247,36 +247,6 @@ def test_a_tool_in_the_form_of_another_api_is_refused(client: httpx.Client, path
         assert ("tools.0" in answer.text) is (tool != TOOLS[path]), (other, answer.text)
 
 
-# ---- mistakes in words ----
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "message"),
-    [
-        (CHAT, {"stop": 5}, "stop: must be a string or a list"),
-        (CHAT, {"stop": [1]}, "stop.0: must be a string"),
-        (CHAT, {"temperature": "1"}, "temperature: must be a number"),
-        (CHAT, {"temperature": 3}, "temperature: must be at most 2"),
-        (CHAT, {"max_tokens": 1.5}, "max_tokens: must be a whole number"),
-        (CHAT, {"model": 5}, "model: must be a string"),
-        (CHAT, {"stream": "yes"}, "stream: must be true or false"),
-        (CHAT, {"messages": []}, "messages: must not be empty"),
-        (CHAT, {"messages": ["x"]}, "messages.0: must be an object"),
-        (CHAT, {"messages": [{"content": "x"}]}, 'messages.0: must have a "role"'),
-        (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content: is missing"),
-        (CHAT, {"messages": [{"role": "user", "content": []}]}, "messages.0.content: must not be empty"),
-        (TEXT, {"prompt": []}, "prompt: must not be empty"),
-        (TEXT, {"prompt": [1, "a"]}, "prompt.1: must be a whole number"),
-    ],
-)
-def test_a_mistake_says_what_is_allowed(
-    client: httpx.Client, path: str, fields: dict[str, Any], message: str
-):
-    error = refused(client, path, fields)
-    assert error["message"].startswith(message)
-    assert not re.search(r"Input should|constrained|pydantic|str_type|\bdict\b", error["message"])
-
-
 # ---- constraints ----
 
 RATING = {
@@ -321,47 +291,6 @@ def test_a_constraint_is_kept_whatever_it_is_called(
 )
 def test_a_constraint_that_is_none(client: httpx.Client, fields: dict[str, Any]):
     assert said(answered(client, CHAT, **fields)) == said(answered(client, CHAT))
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"grammar": GBNF, "json_schema": SCHEMA}, "grammar"),
-        ({"structured_outputs": {"choice": ["a"], "grammar": GBNF}}, "structured_outputs"),
-        ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repetition_penalty"),
-        ({"max_tokens": 5, "n_predict": 6}, "n_predict"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
-        (
-            {"response_format": {"type": "json_schema", "schema": SCHEMA, "json_schema": {"schema": SCHEMA}}},
-            "response_format",
-        ),
-    ],
-)
-def test_fields_that_contradict_each_other_are_refused(
-    client: httpx.Client, fields: dict[str, Any], param: str
-):
-    error = refused(client, CHAT, fields)
-    assert error["param"] == param
-    assert len([name for name in fields if name in error["message"]]) == len(fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
-        ({"structured_outputs": {"json": "[]"}}, "structured_outputs"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs"),
-        ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs"),
-        ({"grammar": "root ::= ("}, "grammar"),
-        ({"structured_outputs": {"regex": "["}}, "structured_outputs"),
-        ({"structured_outputs": {"grammar": "root ::= ("}}, "structured_outputs"),
-        ({"json_schema": {"type": "no such type"}}, "json_schema"),
-    ],
-)
-def test_a_constraint_that_is_no_constraint(client: httpx.Client, fields: dict[str, Any], param: str):
-    error = refused(client, CHAT, fields)
-    assert error["param"] == param
-    assert param in error["message"]
 
 
 UNENFORCED = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2, "uniqueItems": True}
@@ -441,29 +370,6 @@ def test_a_sampler_of_other_servers_reaches_the_engine(
     with Engine(served.engine.target.path, drafter="none", profile=False) as alone:
         prompt = alone.target.tokenize("hello", add_special=True, parse_special=True)
         assert got == [alone.generate(prompt, params=params, n_predict=24, seed=3).text]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"top_n_sigma": -2},
-        {"xtc_probability": 1.5},
-        {"xtc_threshold": -1},
-        {"dynatemp_range": -1},
-        {"dynatemp_exponent": "1"},
-        {"dry_multiplier": -1},
-        {"dry_base": -1},
-        {"dry_allowed_length": 1.5},
-        {"dry_penalty_last_n": -2},
-        {"dry_sequence_breakers": "none"},
-        {"dry_sequence_breakers": [""]},
-        {"dry_sequence_breakers": ["a" * 41]},
-    ],
-    ids=str,
-)
-def test_a_sampler_cannot_be_told_anything(client: httpx.Client, fields: dict[str, Any]):
-    (name,) = fields
-    assert refused(client, TEXT, fields)["param"] == name
 
 
 def test_tokens_that_end_a_text(client: httpx.Client, served: Served):

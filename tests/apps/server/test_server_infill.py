@@ -177,24 +177,6 @@ def test_a_prompt_is_read_before_it_is_needed(client: httpx.Client):
     assert again["timings"]["cache_n"] >= again["tokens_evaluated"] - 1
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input_prefix": None}, "input_prefix"),
-        ({"input_suffix": 5}, "input_suffix"),
-        ({"input_extra": [{"filename": "a"}]}, "input_extra"),
-        ({"prompt": [1]}, "prompt"),
-        ({"n": 2}, "n"),
-        ({"mirostat": 2}, "mirostat"),
-        ({"model": "gpt"}, "model"),
-    ],
-)
-def test_mistakes_name_the_field(client: httpx.Client, fields: dict[str, Any], param: str):
-    answer = client.post("/infill", json={"input_prefix": "a", "input_suffix": "b"} | fields)
-    assert answer.status_code in (400, 404)
-    assert answer.json()["error"]["param"] == param
-
-
 def test_a_model_that_cannot_says_so(tiny_path: Path):
     with serving(tiny_path) as other, other.client() as client:
         answer = client.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
@@ -237,20 +219,3 @@ def test_a_bos_is_added_where_it_is_asked_for(tmp_path: Path):
         ):
             tokens = client.post("/tokenize", json=body).json()["tokens"]
             assert (tokens[0] == bos) is adds, body
-
-
-@pytest.mark.parametrize(
-    ("route", "body", "param"),
-    [
-        ("/tokenize", {}, "content"),
-        ("/tokenize", {"content": "a", "prompt": "b"}, "content"),
-        ("/tokenize", {"content": 5}, "content"),
-        ("/detokenize", {}, "tokens"),
-        ("/detokenize", {"tokens": [99999]}, "tokens"),
-        ("/detokenize", {"tokens": [-1]}, "tokens"),
-        ("/detokenize", {"tokens": "a"}, "tokens"),
-    ],
-)
-def test_mistakes_of_the_tokenizers_routes(client: httpx.Client, route: str, body: Any, param: str):
-    answer = client.post(route, json=body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

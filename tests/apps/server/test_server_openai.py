@@ -220,43 +220,10 @@ def test_a_conversation_with_calls_and_a_choice_of_none(client: openai.OpenAI):
     assert with_none.choices[0].message.content == ask(client, temperature=0).choices[0].message.content
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
-            "tools",
-        ),
-        ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
-        (
-            {
-                "tools": [
-                    {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/$defs/no"}}}
-                ],
-                "tool_choice": "required",
-            },
-            "tools",
-        ),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": {"type": "no such type"}},
-                }
-            },
-            "response_format",
-        ),
-        ({"tools": [deep(400)], "tool_choice": "required"}, "tools"),
-        ({"n": 0}, "n"),
-    ],
-)
-def test_mistakes_are_bad_requests(client: openai.OpenAI, fields: dict[str, Any], param: str | None):
+def test_a_mistake_is_a_bad_request(client: openai.OpenAI):
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, **fields)
-    assert caught.value.param == param
-    assert "Traceback" not in str(caught.value)
+        ask(client, tools=[deep(400)], tool_choice="required")
+    assert caught.value.param == "tools"
 
 
 def test_errors_are_the_clients_exceptions(client: openai.OpenAI, target: Path):

@@ -10,7 +10,7 @@ import ollama
 import pytest
 from pydantic import BaseModel
 
-from ollama_requests import DURATIONS, GREEDY, HELLO, refused
+from ollama_requests import DURATIONS, GREEDY, HELLO
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
 
@@ -91,7 +91,6 @@ def test_formats_hold(client: ollama.Client):
             assert isinstance(json.loads(generated.response), dict)
     raw = client.generate("edgespec", "hello", raw=True, format={"enum": ["one", "two"]})
     assert json.loads(raw.response) in ("one", "two")
-    refused(client, 400, "^format: .*no such", format={"type": "no such type"})
 
 
 def test_a_part_of_a_format_that_cannot_be_held_is_told(served: Served):
@@ -120,7 +119,6 @@ def test_requests_without_a_text_load_and_unload(client: ollama.Client):
     assert client.chat("edgespec", [], keep_alive="0s").done_reason == "unload"
     assert client.chat("edgespec", []).done_reason == "load"
     assert client.ps().models, "it stays nevertheless"
-    refused(client, 400, "keep_alive: a duration is", keep_alive="soon")
 
 
 def test_a_suffix_is_what_follows_the_gap(tmp_path: Path, client: ollama.Client):

@@ -211,19 +211,6 @@ def test_think_is_what_the_template_makes_of_it(
     assert (generated.thinking or "") + generated.response == raw.response
 
 
-@pytest.mark.parametrize(
-    ("template", "think", "words"),
-    [
-        (NEVER, True, '^"edgespec" does not support thinking$'),
-        (NEVER, "low", "does not support thinking"),
-    ],
-)
-def test_what_a_template_cannot_think_is_refused(
-    models: dict[str, ollama.Client], template: str, think: Any, words: str
-):
-    refused(models[template], 400, words, think=think)
-
-
 def test_capabilities_say_whether_it_thinks(models: dict[str, ollama.Client]):
     for template, client in models.items():
         assert ("thinking" in (client.show("edgespec").capabilities or ())) is (template != NEVER)

@@ -129,13 +129,6 @@ def test_a_response_goes_on_as_the_whole_conversation_would(client: openai.OpenA
         client.responses.retrieve(unstored.id)
 
 
-@pytest.mark.parametrize("truncation", ["auto", "disabled"])
-def test_an_input_that_does_not_fit_is_refused(http: httpx.Client, truncation: str):
-    body = {"model": "edgespec", "input": "word " * 5000, "truncation": truncation}
-    error = http.post("/v1/responses", json=body).json()["error"]
-    assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
-
-
 @pytest.mark.parametrize("given", [{}, {"input": []}, {"input": None}])
 def test_a_response_goes_on_without_input(http: httpx.Client, served: Served, given: dict[str, Any]):
     with writing(served, "so far", "and on") as prompts:

@@ -146,58 +146,6 @@ def test_what_is_done_only_in_part_is_told(http: httpx.Client, served: Served):
     assert answer.json()["usage"]["edgespec"]["warnings"]
 
 
-BROKEN = {"type": "grammar", "syntax": "lark", "definition": "start: ("}
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        *(
-            ({"tools": [{"type": kind}]}, "tools", "must be 'function', 'custom', 'namespace'")
-            for kind in ("file_search", "computer_use_preview", "code_interpreter", "image_generation")
-        ),
-        ({"tools": [{"type": "local_shell"}]}, "tools", "tools.0.type: must be"),
-        ({"tools": [SEARCH], "tool_choice": {"type": "web_search"}}, "tool_choice", "tool_choice"),
-        ({"tools": [SEARCH], "tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools", "tools.0.type"),
-        ({"tools": [GET_WEATHER, GET_WEATHER]}, "tools", "two tools called 'get_weather'"),
-        ({"tools": [NOTE | {"format": BROKEN}]}, "tools", "tools.0.format.definition"),
-        (
-            {"tools": [GET_WEATHER], "tool_choice": {"type": "custom", "name": "get_weather"}},
-            "tool_choice",
-            "no custom tool",
-        ),
-        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"conversation": "conv_1"}, "conversation", "not supported"),
-        ({"prompt": {"id": "p"}}, "prompt", "not supported"),
-        ({"background": True}, "background", "background"),
-        ({"input": []}, "input", "send text or items"),
-        (
-            {
-                "tools": [GET_WEATHER],
-                "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
-            },
-            "tool_choice",
-            "tool_choice.name: is missing",
-        ),
-        ({"tools": [GET_WEATHER], "tool_choice": "any"}, "tool_choice", "must be 'none', 'auto'"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "text only"),
-        ({"input": [{"type": "computer_call"}]}, "input", "input.0.type: must be 'message'"),
-        ({"text": {"format": {"type": "json_schema", "schema": {"type": "no"}}}}, "text", "text.format"),
-        ({"reasoning": {"effort": "much"}}, "reasoning", "reasoning.effort"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
-        ({"include": ["everything"]}, "include", "must be"),
-        ({"input": "x " * 5000}, "input", "context length"),
-    ],
-)
-def test_what_is_not_here_is_refused_by_name(
-    client: openai.OpenAI, fields: dict[str, Any], param: str, words: str
-):
-    with pytest.raises(openai.BadRequestError) as error:
-        client.responses.create(**{"model": "edgespec", "input": "x"}, extra_body=fields)
-    assert (error.value.param, words in str(error.value)) == (param, True), error.value
-
-
 @pytest.mark.pair
 def test_a_real_model_calls_a_tool_and_goes_on(pair: tuple[Path, Path]):
     with (

@@ -1,4 +1,4 @@
-"""The HAProxy of docs/many-machines.md, its configuration as it stands there, before real servers.
+"""HAProxy with docs/haproxy.cfg, as it stands there, before real servers.
 
 Three nodes on tiny models, killed and started again. Which node answered is in the header X-Node.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -24,8 +23,7 @@ import pytest
 from server_nodes import AUTHORIZATION, Node, free_port
 from tiny_gguf import write_tiny_gguf
 
-PAGE = Path(__file__).parents[3] / "docs" / "many-machines.md"
-(CONFIGURATION,) = re.findall(r"^```haproxy\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+CONFIGURATION = (Path(__file__).parents[3] / "docs" / "haproxy.cfg").read_text(encoding="utf-8")
 HAPROXY = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
 
 pytestmark = pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed: apt install haproxy")

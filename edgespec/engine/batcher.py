@@ -168,7 +168,6 @@ class Batcher:
         waiting = [request for request in self._requests if request.ask and not request.is_preempted]
         if waiting:
             self._pass(waiting)
-            self.sequences.store_long()
         if self.last.n_requests > 1 and not self.last.n_prefilled:
             n_made = sum(len(request.generation.tokens) - n for request, n in writing)
             n_past = sum(n for _, n in writing) // len(writing)

@@ -461,10 +461,8 @@ class Pair(Closing):
             for model in reversed(self._models):
                 stack.callback(model.close)
             stack.callback(self.draft.leave)
-            if states:
-                stack.enter_context(states)
-                if self._sequences:
-                    self._sequences.close()
+            if states and self._sequences:
+                self._sequences.close()
 
 
 # ---- the plan of a generation: what its options leave open ----

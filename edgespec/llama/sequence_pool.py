@@ -187,11 +187,6 @@ class SequencePool(Closing):
         if self._states:
             self._states.save(session)
 
-    def store_long(self) -> None:
-        """Write what is long of the sequences under way to the disk, where states are kept there."""
-        if self._states:
-            self._states.save_long(self._running)
-
     def forget(self, but: Sequence[int] = ()) -> None:
         """Drop all sequences that are kept; what is on disk stays.
 
@@ -221,7 +216,7 @@ class SequencePool(Closing):
         """Close all sessions, and the cache; what is kept is written to the disk where states are."""
         if self._states:
             for session in self._kept.values():
-                self._states.save(session, waits=True)
+                self._states.save(session)
         self._running.clear()
         self._kept.clear()
         self.cache.close()

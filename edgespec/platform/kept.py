@@ -166,8 +166,8 @@ STATES = Kept(
     ("states/",),
     "states of conversations of `chat --continue`, at most `--state-limit` (not those of `--state-dir`)",
     deleted="always",
-    names=r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{32}\.state",
-    magics=(b"edgespec prompt state 1\n",),
+    names=r"[0-9a-f]{16}(-[0-9a-f]{32}){1,2}\.state",
+    magics=(b"edgespec prompt state 2\n", b"edgespec prompt state 1\n"),  # the second is not used any more
     personal=True,
 )
 PROFILES = Kept(

@@ -18,12 +18,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from edgespec import _core
-from edgespec.apps.bench.machine import facts
+from edgespec.apps.bench.machine import MachineWatch, facts
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import llama
 from edgespec.platform.cpu import default_threads, read_cpu
-from edgespec.platform.machine import MachineWatch
 
 _RESULTS = Path(__file__).parent / "results"
 

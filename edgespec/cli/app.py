@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from textwrap import shorten
 from typing import Annotated, Any
 
 import typer
@@ -39,75 +40,43 @@ from edgespec.platform.plugins import (
     traced,
 )
 
-# ---- changes to typer: the first Tab in zsh, flags without a type, choices that wrap, whole paragraphs ----
-
-
-_AT_THE_FIRST_TAB = '\nif [[ $zsh_eval_context[-1] == loadautofunc ]]; then %(complete_func)s "$@"; fi\n'
+# ---- changes to typer: the first Tab in zsh, flags without a type, whole paragraphs, a short help ----
 
 
 def mend_completion() -> None:
     """Have zsh complete at the first Tab, at which it reads the script; nothing for a typer with others."""
     with suppress(AttributeError, KeyError):  # private names, which another typer may not have
-        typer._completion_shared._completion_scripts["zsh"] += _AT_THE_FIRST_TAB
+        typer._completion_shared._completion_scripts["zsh"] += (
+            '\nif [[ $zsh_eval_context[-1] == loadautofunc ]]; then %(complete_func)s "$@"; fi\n'
+        )
 
 
-_LONG = 24  # characters of a type's column: longer choices may go on in its next line
-
-
-def in_paragraphs(text: str) -> str:
-    """Return a docstring with each paragraph in one line, which the terminal's width wraps."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-
-
-def mend_help() -> None:
-    """Change how typer shows the types of options and arguments."""
-    for kind in (TyperOption, TyperArgument):
-        _mend(kind)
-
-
-def _mend(kind: Any) -> None:  # noqa: ANN401 - typer's own classes
+def _mend_types(kind: Any) -> None:  # noqa: ANN401 - typer's own classes
+    """Show no type of a flag, which takes no value, and break lists of choices."""
     typer_shows = kind.display_type_rich
 
     def display_type_rich(self: Any, ctx: Any) -> str | None:  # noqa: ANN401
-        """Return the type; None for a flag, which takes no value."""
-        if getattr(self, "is_flag", False):
+        if getattr(self, "is_flag", False) or (found := typer_shows(self, ctx)) is None:
             return None
-        shown = typer_shows(self, ctx)
-        if shown is None or (kind is TyperOption and self.metavar is not None):
-            return shown if shown is None else str(shown)
-        shown = re.sub(r"list\[(.*)\]", r"\1", str(shown)).replace(" range>", ">")
-        return shown.replace("|", " | ") if len(shown) > _LONG else shown
+        shown = re.sub(r"list\[(.*)\]", r"\1", str(found)).replace(" range>", ">")
+        return shown.replace("|", " | ") if len(shown) > _LABEL else shown
 
     kind.display_type_rich = display_type_rich
-
-
-# ---- -h: what is used most, on one screen; --help has all ----
 
 
 _SCREEN = 23  # lines, and the shell's next prompt
 _LABEL = 26  # columns
 _USUAL = (
-    *(
-        "target",
-        "draft",
-        "model",
-        "pair",
-        "file",
-        "output",
-        "n_predict",
-        "temperature",
-        "seed",
-        "ctx",
-        "system",
-    ),
-    *("host", "port", "api_key", "parallel", "language", "prompts", "suite", "json", "stats", "drafter"),
-    *("cache", "continues", "load", "threads", "json_schema", "stop", "top_p", "here", "all_"),
+    *("target", "draft", "model", "pair", "file", "output", "n_predict", "temperature", "seed", "ctx"),
+    *("system", "host", "port", "api_key", "parallel", "language", "prompts", "suite", "json", "stats"),
+    *("drafter", "cache", "continues", "load", "threads", "json_schema", "stop", "top_p", "here", "all_"),
 )
-"""Options that come first where not all fit."""
+"""Options that come first where not all fit on a screen."""
 
 
-def _mend_short_help(command: Any) -> None:  # noqa: ANN401 - of typer's private click
-    """Have `command` print a short help unless --help is asked for."""
+def _mend_help(command: Any) -> None:  # noqa: ANN401 - of typer's private click
+    """Have `command` print a short help unless --help is asked for, and each paragraph in one line."""
+    command.help = "\n\n".join(" ".join(one.split()) for one in (command.help or "").split("\n\n"))
     print_whole, get_help_option = command.format_help, command.get_help_option
 
     def format_help(ctx: Any, formatter: Any) -> None:  # noqa: ANN401
@@ -131,43 +100,29 @@ def _mend_short_help(command: Any) -> None:  # noqa: ANN401 - of typer's private
 
 
 def _print_short_help(command: Any, ctx: Any) -> None:  # noqa: ANN401
-    width = out.width
+    """Print usage, the first sentences, and as many commands or options as fit on a screen, a line each."""
     about, example = ((text or "").split("\n\n")[0] for text in (command.help, command.epilog))
-    head = [*command.get_usage(ctx).split("\n"), *wrapped(about, width).split("\n"), ""]
-    foot = ["", *wrapped(example, width).split("\n")]
+    head = [*command.get_usage(ctx).split("\n"), *wrapped(about, out.width).split("\n"), ""]
+    foot = ["", *wrapped(example, out.width).split("\n"), f"{ctx.command_path} --help says more"]
     if hasattr(command, "commands"):
-        rows = _command_rows(command, ctx, width)
-        foot = foot if len(head) + len(rows) + len(foot) < _SCREEN else [""]
-        foot += [f"{ctx.command_path} COMMAND -h has the options; --help says more"]
+        found = [(name, command.get_command(ctx, name)) for name in command.list_commands(ctx)]
+        rows = [(0, name, one.help) for name, one in found if not one.hidden]
+        foot = ["", f"{ctx.command_path} COMMAND -h has the options; --help says more"]
     else:
-        rows = _option_rows(command, ctx, width, _SCREEN - len(head) - len(foot) - 1)
-        foot += [f"{ctx.command_path} --help has all options, and says more"]
-    out.print("\n".join([*head, *rows, *foot]))
+        shown = [one for one in command.get_params(ctx) if not one.hidden and "--help" not in one.opts]
+        rows = [(_rank(one), _label(one, ctx), one.help or "") for one in shown]
+    kept = sorted(rows, key=lambda row: row[0])[: max(0, _SCREEN - len(head) - len(foot))]
+    n = max((len(row[1]) for row in kept), default=0)
+    for row in sorted(kept, key=lambda row: (row[0] > 0, rows.index(row))):
+        head.append(f"  {row[1]:{n}}  {shorten(row[2], max(9, out.width - n - 4), placeholder=' ...')}")
+    out.print("\n".join([*head, *foot]))
 
 
-def _command_rows(command: Any, ctx: Any, width: int) -> list[str]:  # noqa: ANN401
-    found = {name: command.get_command(ctx, name) for name in command.list_commands(ctx)}
-    shown = {name: one.help for name, one in found.items() if not one.hidden}
-    n = max(map(len, shown), default=0) + 4
-    return [_help_row(name, text, n, width) for name, text in shown.items()]
-
-
-def _option_rows(command: Any, ctx: Any, width: int, room: int) -> list[str]:  # noqa: ANN401
-    """Return the rows of the arguments, then of as many options as fit into `room` lines, in their order."""
-    rows = {
-        one: _help_row(_label(one, ctx), one.help or "", _LABEL, width)
-        for one in sorted(command.get_params(ctx), key=lambda one: not isinstance(one, TyperArgument))
-        if not one.hidden and "--help" not in one.opts
-    }
-    usual = sorted(rows, key=_usefulness)
-    while sum(rows[one].count("\n") + 1 for one in usual) > room:
-        usual.pop()
-    return [row for one, row in rows.items() if one in usual]
-
-
-def _usefulness(parameter: Any) -> tuple[bool, int]:  # noqa: ANN401
-    is_needed = parameter.required or isinstance(parameter, TyperArgument)
-    return not is_needed, _USUAL.index(parameter.name) if parameter.name in _USUAL else len(_USUAL)
+def _rank(parameter: Any) -> int:  # noqa: ANN401
+    """Return 0 for what a command needs; others by their use."""
+    if parameter.required or isinstance(parameter, TyperArgument):
+        return 0
+    return 1 + (_USUAL.index(parameter.name) if parameter.name in _USUAL else len(_USUAL))
 
 
 def _label(parameter: Any, ctx: Any) -> str:  # noqa: ANN401
@@ -175,22 +130,10 @@ def _label(parameter: Any, ctx: Any) -> str:  # noqa: ANN401
     if isinstance(parameter, TyperArgument):
         return parameter.metavar or str(parameter.name).upper()
     name = next((name for name in parameter.opts if name.startswith("--")), parameter.opts[0])
-    name = "/".join([name, *parameter.secondary_opts])
     short = next((f"{one}, " for one in parameter.opts if one != name and not one.startswith("--")), "")
-    kind = "" if parameter.is_flag else parameter.metavar or str(parameter.display_type_rich(ctx))
-    takes = re.sub(r"<(\w+)>.*", lambda found: found[1].upper(), kind).strip("<>")
-    return f"{short}{name} {takes}" if len(takes) <= len("short|full|none") else f"{short}{name}"
-
-
-def _help_row(label: str, text: str, n: int, width: int) -> str:
-    """Return a row of help: `label` in `n` columns, and of `text` the beginning that fits into the line."""
-    line = f"  {label}  ".ljust(n)
-    room, text = width - len(line), " ".join(text.split()).removesuffix(".")
-    for ends in (r"\. |; |$", r": | \(|$", r", |$"):
-        parts = [text[: end.start()] for end in re.finditer(ends, text)]
-        if fitting := [part for part in parts if len(part) <= room and part.count("(") == part.count(")")]:
-            return line + fitting[-1]
-    return wrapped(line + text, width, n)
+    kind = re.sub(r"<(\w+)>.*", lambda found: found[1].upper(), parameter.display_type_rich(ctx) or "")
+    label = f"{short}{'/'.join([name, *parameter.secondary_opts])}"
+    return f"{label} {kind.strip('<>')}" if len(label) + len(kind) < _LABEL else label
 
 
 # ---- the command ----
@@ -222,7 +165,7 @@ class _Root(TyperGroup):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(*arguments, **options)
-        _mend_short_help(self)
+        _mend_help(self)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - typer's own signature
         first = args[0] if args and not ctx.resilient_parsing else ""
@@ -288,7 +231,8 @@ app = typer.Typer(
 )
 
 mend_completion()
-mend_help()
+_mend_types(TyperOption)
+_mend_types(TyperArgument)
 
 
 def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private click
@@ -341,8 +285,7 @@ def _adapt(command: Any) -> None:  # noqa: ANN401 - of typer's private click
         _adapt(one)
     for parameter in command.params:
         _refuse_empty(parameter)
-    command.help = in_paragraphs(command.help or "")
-    _mend_short_help(command)
+    _mend_help(command)
     if not hasattr(command, "commands"):
         _check_options(command)
 

@@ -76,15 +76,8 @@ def info_command(
 
 
 def _described_row(row: Kept) -> dict[str, object]:
-    return {
-        "name": row.name,
-        "path": str(row.path("*")),
-        "holds": row.holds,
-        "personal": row.personal,
-        "deleted_by": row.deleted_by,
-        "files": sum(1 for _ in row.files()),
-        "bytes": row.bytes(),
-    }
+    facts = {name: getattr(row, name) for name in ("name", "holds", "personal", "deleted_by")}
+    return {**facts, "path": str(row.path("*")), "files": len([*row.files()]), "bytes": row.bytes()}
 
 
 def _print_histories(found: Sequence[HistoryInfo]) -> None:
@@ -148,22 +141,17 @@ def first_failure(actions: Iterable[Callable[[], None]]) -> EdgespecError | None
 
 def _rows(names: Sequence[str]) -> list[Kept]:
     """Return the rows of the names; those with the user's texts for none. Raises UsageError."""
-    known = {row.name: row for row in EVERYTHING}
+    deletable = [row for row in EVERYTHING if row.deleted != "never"]
+    choices, known = [*(row.name for row in deletable), "all"], {row.name: row for row in EVERYTHING}
     for name in names:
-        if name not in known and name != "all":
-            choices = [*(row.name for row in EVERYTHING if row.deleted != "never"), "all"]
-            raise UsageError(
-                f"nothing is called {name!r}{nearest(name, choices) or ': ' + ', '.join(choices)}"
-            )
-        if name != "all" and known[name].deleted == "never":
+        if name not in choices and name in known:
             raise UsageError(f"{name}: not deleted by `edgespec cache clear`, but: {known[name].cure}")
+        if name not in choices:
+            hint = nearest(name, choices) or f": {', '.join(choices)}"
+            raise UsageError(f"nothing is called {name!r}{hint}")
     if not names:
-        return [row for row in EVERYTHING if row.personal and row.deleted != "never"]
-    return [
-        row
-        for row in EVERYTHING
-        if row.name in names or ("all" in names and row.deleted in ("always", "all"))
-    ]
+        return [row for row in deletable if row.personal]
+    return [row for row in deletable if row.name in names or ("all" in names and row.deleted != "named")]
 
 
 def _agreed(what: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from bisect import bisect_left
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -215,20 +214,8 @@ def _context(engine: Engine) -> int:
     """
     if engine.n_ctx_shared is not None:
         return engine.n_ctx_shared
-    from edgespec.engine.pair import MAX_DRAFT_CTX
-    from edgespec.models.footprint import CTX_STEP, fits_in_memory
+    from edgespec.models.footprint import CTX_STEP, fitting_tokens
 
-    target, draft = engine.target.header, engine.draft.header if engine.draft else None
-    sizes = range(CTX_STEP, target.n_ctx_train + CTX_STEP, CTX_STEP)
-
-    def is_too_large(n_ctx: int) -> bool:
-        n_ctx = min(n_ctx, target.n_ctx_train)
-        wanted = [(target, n_ctx)] + ([(draft, min(n_ctx, MAX_DRAFT_CTX))] if draft else [])
-        try:
-            fits_in_memory(wanted, weights_loaded=True)
-        except EdgespecError:
-            return True
-        return False
-
-    n = max(1, bisect_left(sizes, True, key=is_too_large))  # one step is assumed to fit
-    return min(target.n_ctx_train, n * CTX_STEP)
+    header = engine.target.header
+    fitting = fitting_tokens(header, weights_loaded=True)[header.cache_type]
+    return min(header.n_ctx_train, max(fitting, CTX_STEP))  # one step is assumed to fit

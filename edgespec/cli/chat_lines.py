@@ -22,7 +22,6 @@ from prompt_toolkit.output.defaults import create_output
 from edgespec.cli.console import err, line_of, message, print_error, print_line
 from edgespec.cli.conversation import (
     ChatAnswer,
-    ChatTotals,
     Conversation,
     Exchange,
     LastConversation,
@@ -211,8 +210,7 @@ class Chat:
             Thinking(budget=settings.options.reasoning_budget),
         )
         self._n_ctx = n_ctx
-        self._figures = ChatTotals()
-        self._last: Result | None = None
+        self._results: list[Result] = []  # of all answers, undone ones included
         self._kept = last
 
     @property
@@ -270,7 +268,7 @@ class Chat:
         options = settings.options
         most = options.n_predict or (self._n_ctx if settings.ctx else _LONGEST_ANSWER)
         most = min(most, self._n_ctx - len(tokens))
-        seed = None if options.seed is None else (options.seed + self._figures.n_answers) % _SEEDS
+        seed = None if options.seed is None else (options.seed + len(self._results)) % _SEEDS
         writer = None if settings.json else TextWriter(show_draft=settings.show_draft)
         stream: Stream | None = None
         self.interrupted = False
@@ -285,8 +283,8 @@ class Chat:
             written = stream is not None and self._keep(keep, stream, writer)
         if self.interrupted:
             message("cut by Ctrl-C; /more goes on" if written else "ended before anything was written")
-        elif self._last and self._last.stop_reason != "eog":
-            n = _count(len(self._last.token_ids), "token")
+        elif written and self._results[-1].stop_reason != "eog":
+            n = _count(len(self._results[-1].token_ids), "token")
             message(f"cut after {n}{self._reason(most, len(tokens))}")
 
     def _keep(self, keep: Callable[[ChatAnswer], None], stream: Stream, writer: TextWriter | None) -> bool:
@@ -301,8 +299,7 @@ class Chat:
             sys.stdout.write(as_json(result) + "\n")
             sys.stdout.flush()
         keep(answer_of(result, self._engine.target))
-        self._figures.add(result)
-        self._last = result
+        self._results.append(result)
         return True
 
     def _tell_left_out(self, before: int) -> None:
@@ -369,22 +366,26 @@ class Chat:
 
     def stats(self, _argument: str) -> None:
         """Show figures of the last answer, and of all of this chat."""
-        last = self._last
-        if last is None:
+        if not self._results:
             raise UsageError("nothing was answered yet")
-        _line("prompt", said_prompt(last, saved_s=self._figures.saved_s(last.n_cached)))
+        last, all_ = self._results[-1], self._results
+        _line("prompt", said_prompt(last))
         _line("text", said_text(last))
         if drafts := said_drafts(last):
             _line("drafts", drafts)
-        all_ = self._figures
-        if all_.n_answers > 1:
-            rate = "" if all_.tokens_per_s is None else f", {all_.tokens_per_s:.1f} tokens/s"
-            accepted = f"; drafts: {all_.n_accepted:,} of {all_.n_drafted:,} accepted"
-            cached = f"; {all_.n_cached:,} of {all_.n_prompt:,} tokens of prompts were in the cache"
-            _line(
-                f"{all_.n_answers} answers",
-                f"{all_.n_tokens:,} tokens{rate}{accepted * bool(all_.n_drafted)}{cached}",
+        if len(all_) > 1:
+            timed = [one for one in all_ if one.stats.ttft_s is not None and len(one.token_ids) > 1]
+            seconds = sum(one.stats.total_s - (one.stats.ttft_s or 0.0) for one in timed)
+            n_timed = sum(len(one.token_ids) - 1 for one in timed)
+            rate = f", {n_timed / seconds:.1f} tokens/s" if seconds > 0 else ""
+            n_drafted, n_accepted = (
+                sum(getattr(one.stats, n) for one in all_) for n in ("n_drafted", "n_accepted")
             )
+            drafts = f"; drafts: {n_accepted:,} of {n_drafted:,} accepted" if n_drafted else ""
+            n_cached, n_prompt = sum(one.n_cached for one in all_), sum(one.prompt_tokens for one in all_)
+            cached = f"; {n_cached:,} of {n_prompt:,} tokens of prompts were in the cache"
+            n_tokens = sum(len(one.token_ids) for one in all_)
+            _line(f"{len(all_)} answers", f"{n_tokens:,} tokens{rate}{drafts}{cached}")
         if n := self.conversation.n_left_out:
             _line("left out", f"the first {_count(n, 'exchange')} of {len(self.conversation.exchanges)}")
 

@@ -12,7 +12,7 @@ import select
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TextIO, cast
@@ -46,72 +46,54 @@ class WordWrap:
 
         `indent`: columns before what follows a break; None: as many as the line begins with.
         """
-        self._width = width
-        self._indent = indent
-        self._is_answer = is_answer
-        self._in_code = False
-        self._is_code = False  # the line
+        self._width, self._indent, self._is_answer = width, indent, is_answer
+        self._in_code = self._is_code = False  # the block, and the line
         self._column = 0
         self._start: int | None = None  # column of the line's first word
-        self._may_break = False  # before the word
         self._gap = self._word = ""
+        self._goes_on = False  # the word, which is longer than a line and was begun
 
     def feed(self, text: str) -> str:
         """Return what can be written by now: all but the last word, which may go on up to a line's length."""
-        return "".join(map(self._take, text))
+        written = ""
+        for char in text:
+            is_wide = cell_len(char) == 2 or (self._word != "" and cell_len(self._word[-1]) == 2)
+            if char.isspace() and char != "\N{NO-BREAK SPACE}":
+                written += self._place()
+                self._gap += char
+                if char == "\n":
+                    written += self._gap
+                    self._gap, self._column, self._start, self._is_code = "", 0, None, self._in_code
+            else:
+                is_full = not is_wide and len(self._word) >= self._width
+                written += self._place() if is_wide or is_full else ""
+                self._goes_on |= is_full
+                self._word += char
+        return written
 
     def end(self) -> str:
         """Return the rest, which ends here."""
-        return self._place() + self._pop_gap()
-
-    def _take(self, char: str) -> str:
-        if char == "\n":
-            written = self.end() + char
-            self._column, self._start, self._is_code = 0, None, self._in_code
-            return written
-        if char.isspace() and char != "\N{NO-BREAK SPACE}":
-            written = self._place()
-            self._gap += char
-            self._may_break = True
-            return written
-        is_full = len(self._word) >= self._width  # so long a word stays whole wherever it stands
-        ends = self._word != "" and (cell_len(char) == 2 or cell_len(self._word[-1]) == 2)
-        written = self._place() if is_full or ends else ""
-        self._may_break |= ends
-        self._word += char
-        return written
+        rest, self._gap = self._place() + self._gap, ""
+        return rest
 
     def _place(self) -> str:
         """Return the word with what is before it: the gap, or a line's end and an indent."""
-        if not self._word:
+        word, gap, self._word, self._gap = self._word, self._gap, "", ""
+        if not word:
+            self._gap = gap
             return ""
-        n, gap = cell_len(_ESCAPES.sub("", self._word)), ""
+        n, column = cell_len(_ESCAPES.sub("", word)), len((" " * self._column + gap).expandtabs(_TAB))
         if self._start is None:
-            gap = self._pop_gap()
-            self._begin_line()
-        elif self._may_break and not self._is_code and self._column + len(self._gap) + n > self._width:
+            self._start = column
+            if is_fence := self._is_answer and word.startswith(_FENCES):
+                self._in_code = not self._in_code
+            self._is_code |= is_fence or (self._is_answer and column >= 4)  # as in Markdown
+        elif column + n > self._width and not self._is_code and not self._goes_on:
             indent = self._start if self._indent is None else self._indent
-            self._column = indent if 2 * indent < self._width else 0
-            gap, self._gap = "\n" + " " * self._column, ""
-        else:
-            gap = self._pop_gap()
-        self._column += n
-        word, self._word = self._word, ""
-        self._may_break = False
+            column = indent if 2 * indent < self._width else 0
+            gap = "\n" + " " * column
+        self._column, self._goes_on = column + n, False
         return gap + word
-
-    def _begin_line(self) -> None:
-        self._start = self._column
-        if self._is_answer and self._word.startswith(_FENCES):
-            self._in_code = not self._in_code
-            self._is_code = True
-        self._is_code |= self._is_answer and self._start >= 4  # as in Markdown
-
-    def _pop_gap(self) -> str:
-        gap, self._gap = self._gap, ""
-        for char in gap:
-            self._column += _TAB - self._column % _TAB if char == "\t" else 1
-        return gap
 
 
 def wrapped(text: str, width: int, indent: int | None = None) -> str:
@@ -253,46 +235,23 @@ def line_of(error: EdgespecError) -> str:
 def print_table(table: Table) -> None:
     """Print a table to stdout whole: nothing is cut, and no name is broken.
 
-    In a pipe a row is a line, however long. In a terminal that is too narrow, the first column has a line of
-    its own, and the others the next; where these do not fit either, each column has.
+    In a pipe a row is a line, however long. In a terminal that is too narrow, each cell has a line.
     """
     width = Measurement.get(out, out.options.update(max_width=_ENDLESS), table).maximum
     if not out.is_terminal:
         _Console(file=out.file, highlight=False, width=max(1, width), emoji=False, markup=False).print(table)
-    elif width <= out.width:
-        out.print(table)
-    else:
-        _print_narrow(table)
-
-
-def _print_narrow(table: Table) -> None:
-    names = [_plain(column.header) for column in table.columns]
-    rows = [
-        [_plain(cell) for cell in row]
-        for row in zip(*(column.cells for column in table.columns), strict=True)
-    ]
-    widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
-    if 2 * len(widths[1:]) + sum(widths[1:]) <= out.width:
-        for number, row in enumerate([names, *rows]):
-            style = "" if number else "bold"
-            cells = [
-                f"{' ' * (width - cell_len(cell))}{cell}"
-                if column.justify == "right"
-                else set_cell_size(cell, width)
-                for cell, width, column in zip(row[1:], widths[1:], table.columns[1:], strict=True)
-            ]
-            out.print(row[0], style=style)
-            out.print(f"  {'  '.join(cells)}".rstrip(), style=style)
         return
+    if width <= out.width:
+        out.print(table)
+        return
+    names = [_plain(column.header) for column in table.columns]
     label = max(map(cell_len, names[1:]), default=0)
-    for row in rows:
-        out.print(row[0], style="bold")
-        for name, cell in zip(names[1:], row[1:], strict=True):
-            line = f"  {set_cell_size(name, label)}  {cell}"
-            if cell and cell_len(line) > out.width:
-                line = f"  {name}\n    {cell}"
+    for first, *cells in zip(*(map(_plain, column.cells) for column in table.columns), strict=True):
+        out.print(first, style="bold")
+        for name, cell in zip(names[1:], cells, strict=True):
             if cell:
-                out.print(line)
+                fits = 4 + label + cell_len(cell) <= out.width
+                out.print(f"  {set_cell_size(name, label)}  {cell}" if fits else f"  {name}\n    {cell}")
 
 
 def _plain(cell: RenderableType) -> str:
@@ -354,36 +313,22 @@ def _held_by_ancestor(descriptor: int) -> bool:
 
     A shell closes its ends of a pipeline's pipes; who writes into them is no ancestor.
     """
-    try:
-        pipe = Path(f"/proc/self/fd/{descriptor}").readlink()
-    except OSError:
-        return False
-    return any(_writes(process, pipe) for process in _ancestors())
-
-
-def _ancestors() -> Iterator[Path]:
-    pid = os.getppid()
-    while pid > 0:
+    pid, pipe = os.getppid(), _link(Path(f"/proc/self/fd/{descriptor}"))
+    while pid and pipe:
         process = Path(f"/proc/{pid}")
-        yield process
-        parents = [line for line in lines_of(process / "status") if line.startswith("PPid:")]
-        pid = int(parents[0].split()[1]) if parents else 0
-
-
-def _writes(process: Path, pipe: Path) -> bool:
-    try:
-        held = list((process / "fd").iterdir())
-    except OSError:  # of another user, or gone
-        return False
-    for file in held:
-        try:
-            if file.readlink() == pipe and _is_writable(process / "fdinfo" / file.name):
+        for file in process.glob("fd/*"):  # none of another user's process
+            flags = _field(process / "fdinfo" / file.name, "flags:")
+            if _link(file) == pipe and flags and int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
                 return True
-        except OSError:
-            continue
+        pid = int(_field(process / "status", "PPid:") or 0)
     return False
 
 
-def _is_writable(fdinfo: Path) -> bool:
-    flags = [line.split()[1] for line in lines_of(fdinfo) if line.startswith("flags:")]
-    return bool(flags) and int(flags[0], 8) & os.O_ACCMODE != os.O_RDONLY
+def _link(file: Path) -> Path | None:
+    with suppress(OSError):
+        return file.readlink()
+    return None
+
+
+def _field(file: Path, name: str) -> str:
+    return next((line.split()[1] for line in lines_of(file) if line.startswith(name)), "")

@@ -13,6 +13,7 @@ from edgespec.cli.console import out, print_line, print_table
 from edgespec.cli.groups import shown
 from edgespec.cli.options import JsonOption
 from edgespec.errors import EdgespecError
+from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:
     from edgespec.cli.doctor_report import Report
@@ -55,41 +56,44 @@ def doctor_command(
 # ---- text ----
 
 
-def _print(report: Report, *, asked: bool) -> None:
-    from edgespec.cli.doctor_report import size
+def _size(n_bytes: int | None) -> str:
+    return "unknown" if n_bytes is None else format_size(n_bytes)
 
-    threads, memory = report["threads"], report["memory"]
-    features = report["cpu"]["features"]
-    present = [name for name, has in features.items() if has]
-    absent = [name for name, has in features.items() if not has]
-    print_line("cpu", report["cpu"]["model"])
-    print_line("", " ".join(present) + (f"; not {' '.join(absent)}" if absent else ""))
+
+def _print(report: Report, *, asked: bool) -> None:
+    cpu, libraries, energy = report["cpu"], report["libraries"], report["energy"]
+    absent = [name for name, has in cpu["features"].items() if not has]
+    print_line("cpu", cpu["model"])
+    present = " ".join(name for name, has in cpu["features"].items() if has)
+    print_line("", present + (f"; not {' '.join(absent)}" if absent else ""))
     _print_machine(report["machine"])
-    print_line("threads", _threads_line(threads))
-    print_line(
-        "memory",
-        f"{size(memory['total'])}, {size(memory['available'])} of it available"
-        + (f" under {memory['limited_by']}" if memory["limited_by"] else "")
-        + "; "
-        f"{size(memory['peak_rss'])} used here at the peak"
-        + (f"; {memory['bytes_per_s'] / 1e9:.1f} GB/s are read" if memory["bytes_per_s"] else ""),
-    )
-    print_line("energy", report["energy"]["source"] or f"unavailable: {report['energy']['reason']}")
-    libraries = report["libraries"]
+    print_line("threads", _threads_line(report["threads"]))
+    print_line("memory", _memory_line(report["memory"]))
+    print_line("energy", energy["source"] or f"unavailable: {energy['reason']}")
+    names = {"llama_cpp": "llama.cpp", "ggml": "ggml", "llama_cpp_python": "llama-cpp-python"}
+    versions = [f"{name} {libraries[key]}" for key, name in names.items()]
     variant = f", its CPU backend {libraries['cpu_backend']}" if libraries["cpu_backend"] else ""
-    print_line(
-        "version",
-        f"edgespec {report['edgespec']}, llama.cpp {libraries['llama_cpp']}, ggml {libraries['ggml']}, "
-        f"llama-cpp-python {libraries['llama_cpp_python']}{variant}",
-    )
+    print_line("version", f"edgespec {report['edgespec']}, {', '.join(versions)}{variant}")
     _print_kernels(report["kernels"])
     out.print()
-    _print_pairs(report["pairs"])
+    table = Table("pair", "target", "memory", "", box=None, pad_edge=False)
+    for row in report["pairs"]:
+        fits = {True: "fits", False: "too large", None: "unknown"}[row["fits"]]
+        table.add_row(row["pair"], row["target"], _size(row["needed"]), fits)
+    print_table(table)
     if not report["models"] and not asked:
         out.print()
         print_line("models", "the default pair is not here; name a model to see what of it is packed")
     for model in report["models"]:
-        _print_model(model)
+        out.print()
+        print_line("model", model["name"])
+        print_line("", model["path"])
+        if model["error"]:
+            print_line("", f"cannot be loaded: {model['error']}")
+        elif model["speech"]:
+            _print_speech(model["speech"])
+        else:
+            _print_model(model)
 
 
 def _print_machine(report: Report) -> None:
@@ -109,17 +113,6 @@ def _print_machine(report: Report) -> None:
         print_line("firmware", f"now {now}; since the start {since_start}")
 
 
-def _print_pairs(report: list[Report]) -> None:
-    """Print the pairs as a table."""
-    from edgespec.cli.doctor_report import size
-
-    table = Table("pair", "target", "memory", "", box=None, pad_edge=False)
-    for row in report:
-        fits = {True: "fits", False: "too large", None: "unknown"}[row["fits"]]
-        table.add_row(row["pair"], row["target"], size(row["needed"]), fits)
-    print_table(table)
-
-
 def _threads_line(threads: Report) -> str:
     line = f"{threads['physical']} physical cores, {threads['logical']} logical"
     if threads["fast"] < threads["physical"]:
@@ -127,6 +120,13 @@ def _threads_line(threads: Report) -> str:
     if quota := threads["quota"]:
         line += f"; {threads['default']} used: {quota['set_by']} is {quota['processors']:.2f} processors"
     return line
+
+
+def _memory_line(memory: Report) -> str:
+    limit = f" under {memory['limited_by']}" if memory["limited_by"] else ""
+    line = f"{_size(memory['total'])}, {_size(memory['available'])} of it available{limit}"
+    speed = f"; {memory['bytes_per_s'] / 1e9:.1f} GB/s are read" if memory["bytes_per_s"] else ""
+    return f"{line}; {_size(memory['peak_rss'])} used here at the peak{speed}"
 
 
 def _print_kernels(found: Report) -> None:
@@ -137,69 +137,47 @@ def _print_kernels(found: Report) -> None:
         outcome = "passed" if test["passed"] else test["reason"]
         print_line("", f"self-test {outcome} ({test['isa']}, {test['when']})")
     if prefetch := found["prefetch"]:
-        where = f"weights fetched {prefetch['bytes']} bytes ahead into cache level {prefetch['level']}"
-        if not prefetch["measured"]:
-            why = f"the default; not measured: {prefetch['reason']}"
-        elif prefetch["gain"] > 1:
-            why = f"measured: {prefetch['gain']:.2f} times as fast as the default"
-        else:
-            why = "measured: the default is as fast as any"
-        print_line("", f"{where} ({why})")
+        gain = f"{prefetch['gain']:.2f} times as fast as the default"
+        why = f"measured: {gain}" if prefetch["measured"] else f"the default: {prefetch['reason']}"
+        where = f"{prefetch['bytes']} bytes ahead into cache level {prefetch['level']}"
+        print_line("", f"weights fetched {where} ({why})")
 
 
-def _rollback_line(rollback: Report) -> str:
-    """Say how tokens are taken back, where that is not as usual."""
-    from edgespec.cli.doctor_report import size
-
-    held = f"{size(rollback['states_bytes'])} of states for a text"
-    return {
-        None: "tokens cannot be taken back: nothing drafts for it",
-        "cells": "",
-        "snapshots": f"keeps a state: drafts of up to {rollback['tokens']} tokens are taken back; {held}",
-        "reading again": f"keeps a state: after a rejected draft its accepted tokens are read again; {held}",
-    }[rollback["by"]]
+def _print_speech(speech: Report) -> None:
+    layers, n = " + ".join(map(str, speech["layers"])), speech["languages"]
+    words = "times of words" if speech["word_times"] else "no times of words"
+    known = "English" if n == 1 else f"{n} languages"
+    print_line("", f"Whisper, for `edgespec transcribe`: {layers} layers, {known}, {words}")
 
 
 def _print_model(model: Report) -> None:
-    from edgespec.cli.doctor_report import size
     from edgespec.engine.capacity import Capacity
     from edgespec.llama.gguf_header import ArchitectureSupport
 
-    out.print()
-    print_line("model", model["name"])
-    print_line("", model["path"])
-    if model["error"]:
-        print_line("", f"cannot be loaded: {model['error']}")
-        return
-    if speech := model["speech"]:
-        layers, n = " + ".join(map(str, speech["layers"])), speech["languages"]
-        words = "times of words" if speech["word_times"] else "no times of words"
-        known = "English" if n == 1 else f"{n} languages"
-        print_line("", f"Whisper, for `edgespec transcribe`: {layers} layers, {known}, {words}")
-        return
     name, found = model["architecture"]["name"], model["architecture"]["checked"]
     print_line("", f"{name}: {ArchitectureSupport(**found) if found else 'never checked'}")
     held = model["capacity"]
     print_line("", f"serve: {Capacity(held['parallel'], held['cache_tokens'], held['cache_bytes'])}")
     fitting = ", ".join(f"{n:,} with {name}" for name, n in model["contexts"].items())
     print_line("", f"context that fits, tokens by --cache-type: {fitting}")
-    if line := _rollback_line(model["rollback"]):
-        print_line("", line)
+    rollback = model["rollback"]
+    states = f"{_size(rollback['states_bytes'])} of states for a text"
+    if rollback["by"] is None:
+        print_line("", "tokens cannot be taken back: nothing drafts for it")
+    elif rollback["by"] == "snapshots":
+        print_line("", f"keeps a state: drafts of up to {rollback['tokens']} tokens are taken back; {states}")
+    elif rollback["by"] != "cells":
+        print_line("", f"keeps a state: after a rejected draft its accepted tokens are read again; {states}")
     if head := model["mtp_head"]:
         print_line("", "its MTP head drafts" if head["drafts"] else f"MTP head not used: {head['reason']}")
     table = Table("type", "packed", "", "not packed", "", box=None, pad_edge=False)
     for row in model["types"]:
+        cells = [(row[name], row[f"{name}_bytes"]) for name in ("packed", "not_packed")]
         table.add_row(
-            row["type"],
-            str(row["packed"]),
-            size(row["packed_bytes"]) if row["packed"] else "",
-            str(row["not_packed"]),
-            size(row["not_packed_bytes"]) if row["not_packed"] else "",
+            row["type"], *(cell for n, size in cells for cell in (str(n), _size(size) if n else ""))
         )
     print_table(table)
-    by_reason: dict[str, list[str]] = {}
-    for tensor in model["unpacked"]:
-        by_reason.setdefault(tensor["why"], []).append(tensor["name"].removesuffix(".weight"))
-    for why, names in by_reason.items():
+    for why in dict.fromkeys(tensor["why"] for tensor in model["unpacked"]):
+        names = [one["name"].removesuffix(".weight") for one in model["unpacked"] if one["why"] == why]
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         print_line("", f"not packed: {', '.join(names[:_MOST_NAMED])}{more}: {why}")

@@ -48,7 +48,6 @@ from edgespec.models.footprint import (
 from edgespec.models.quantizations import BITS
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
-from edgespec.models.sources import format_size
 from edgespec.models.store import Store
 from edgespec.models.whisper_files import ARCHITECTURE
 from edgespec.platform.cpu import (
@@ -182,19 +181,9 @@ def _kernels(loaded: Kernels) -> Report:
 
 
 def _model(name: str, path: Path, loaded: Kernels, root: Path, available: int | None) -> Report:
-    report: Report = {
-        "name": name,
-        "path": str(path),
-        "error": None,
-        "architecture": None,
-        "capacity": None,
-        "contexts": {},
-        "rollback": None,
-        "mtp_head": None,
-        "speech": None,
-        "types": [],
-        "unpacked": [],
-    }
+    unknown = ("error", "architecture", "capacity", "rollback", "mtp_head", "speech")
+    report: Report = {"name": name, "path": str(path), **dict.fromkeys(unknown)}
+    report |= {"contexts": {}, "types": [], "unpacked": []}
     try:
         header = read_header(path)
         if header.architecture == ARCHITECTURE:
@@ -290,11 +279,6 @@ def _why(tensor: TensorInfo, matrices: Iterable[TensorInfo], packed: dict[str, P
     if any(other.type == tensor.type and other.name in packed for other in matrices):
         return f"shape {tensor.rows} x {tensor.columns}"
     return f"type {tensor.type}"
-
-
-def size(n_bytes: int | None) -> str:
-    """Return a number of bytes for people."""
-    return "unknown" if n_bytes is None else format_size(n_bytes)
 
 
 # ---- which pairs of models fit into this machine's memory, by their files or else by models.toml ----

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -98,9 +98,24 @@ def installation() -> FileIdentity:
     return file_identity(Path(__file__))
 
 
-def announced_server(server: RunningServer) -> AbstractContextManager[None]:
-    """Let `running_servers` find the server inside the block."""
-    return announced(_folder() / f"{os.getpid()}.json", msgspec.json.encode(server))
+@contextmanager
+def announced_server(server: RunningServer) -> Iterator[None]:
+    """Let `running_servers` find the server inside the block. Where no file can be written, nobody does."""
+    descriptor, file = None, _folder() / f"{os.getpid()}.json"
+    with suppress(OSError):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = temporary_path(file)
+        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        if lock_descriptor(descriptor, blocking=False):
+            os.write(descriptor, msgspec.json.encode(server))
+            new.replace(file)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+            os.close(descriptor)
 
 
 def has_servers() -> bool:
@@ -109,12 +124,20 @@ def has_servers() -> bool:
 
 
 def running_servers(target: Path) -> Iterator[RunningServer]:
-    """Yield the user's servers of this installation whose target is this very file."""
-    for content in living(_folder()):
-        with suppress(msgspec.DecodeError, OSError):
-            server = msgspec.json.decode(content, type=RunningServer)
-            if server.edgespec == installation() and server.target == file_identity(target):
-                yield server
+    """Yield the user's servers of this installation whose target is this very file.
+
+    Files of servers that ended are deleted. One of another user, or that others may read or write, is not
+    believed.
+    """
+    for file in sorted(_folder().glob("*.json")):
+        with suppress(msgspec.DecodeError, OSError), own_file(file) as descriptor:
+            found = os.fstat(descriptor)
+            if lock_descriptor(descriptor, blocking=False):
+                file.unlink(missing_ok=True)
+            elif not found.st_mode & 0o077:
+                server = msgspec.json.decode(os.pread(descriptor, found.st_size, 0), type=RunningServer)
+                if server.edgespec == installation() and server.target == file_identity(target):
+                    yield server
 
 
 def read_parts(lines: Iterator[bytes]) -> Iterator[RunPart]:
@@ -131,40 +154,3 @@ def write_part(part: RunPart) -> str:
 
 def _folder() -> Path:
     return SERVERS.path()
-
-
-# ---- files by which the user's other programs find a process that runs, held locked as long as it lives ----
-
-
-@contextmanager
-def announced(file: Path, content: bytes) -> Iterator[None]:
-    """Let `living` find `content` inside the block. Where no file can be written, nobody finds it."""
-    descriptor = None
-    with suppress(OSError):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = temporary_path(file)
-        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        if lock_descriptor(descriptor, blocking=False):
-            os.write(descriptor, content)
-            new.replace(file)
-    try:
-        yield
-    finally:
-        if descriptor is not None:
-            with suppress(OSError):
-                file.unlink(missing_ok=True)
-            os.close(descriptor)
-
-
-def living(folder: Path) -> Iterator[bytes]:
-    """Yield what the user's processes that live announce in `folder`; delete the files of others.
-
-    A file of another user, or one that others may read or write, is not believed.
-    """
-    for file in sorted(folder.glob("*.json")):
-        with suppress(OSError), own_file(file) as descriptor:
-            found = os.fstat(descriptor)
-            if lock_descriptor(descriptor, blocking=False):
-                file.unlink(missing_ok=True)
-            elif not found.st_mode & 0o077:
-                yield os.pread(descriptor, found.st_size, 0)

@@ -25,7 +25,7 @@ from edgespec.models.found.files import FoundModel
 from edgespec.models.found.ollama import is_ollama_name
 from edgespec.models.hashes import file_sha256
 from edgespec.models.hub_names import hub_name, is_hub_name
-from edgespec.models.pull import Puller, Verification
+from edgespec.models.pull import Puller, VerifiedFile
 from edgespec.models.registry import (
     DEFAULT_VARIABLE,
     add_local,
@@ -42,7 +42,7 @@ from edgespec.platform.files import expand_user
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edgespec.models.found.facts import FactsReader, ModelFacts
+    from edgespec.models.found.facts import FactsReader
 
 
 # ---- `edgespec models scan`: models on this disk, whoever pulled them ----
@@ -70,27 +70,25 @@ def scan_command(
     listing = list_found([expand_user(folder).absolute() for folder in folders or ()])
     reader = FactsReader()
     with err.status("reading headers"):
-        scanned = [_scanned(model, listing.models, reader) for model in listing.models]
+        rows = [_scanned(model, listing.models, reader) for model in listing.models]
         reader.save()
     if json:
-        out.print_json(data={"models": [row for row, _ in scanned], "problems": listing.problems})
+        out.print_json(data={"models": rows, "problems": listing.problems})
         return
-    if scanned:
+    if rows:
         table = Table("name", "architecture", "params", "quant", "size", "vocabulary", "kernels", "draft")
         table.box, table.pad_edge = None, False
-        for row, facts in scanned:
-            table.add_row(row["name"], *_cells(row, facts))
+        for row in rows:
+            table.add_row(*_cells(row))
         print_table(table)
     for problem in [
-        *(f"{row['name']}: {row['problem']}" for row, _ in scanned if row["problem"]),
+        *(f"{row['name']}: {row['problem']}" for row in rows if row["problem"]),
         *listing.problems,
     ]:
         message(problem)
 
 
-def _scanned(
-    model: FoundModel, models: list[FoundModel], reader: FactsReader
-) -> tuple[dict[str, Any], ModelFacts | None]:
+def _scanned(model: FoundModel, models: list[FoundModel], reader: FactsReader) -> dict[str, Any]:
     """Return a model's JSON object, with the draft that a run would take, and what its header tells."""
     from edgespec.drafting.draft_search import best_draft
     from edgespec.engine.model_choice import choose_models
@@ -104,27 +102,18 @@ def _scanned(
     except EdgespecError as error:
         problem = problem or str(error).removeprefix(f"{model.path}: ")
     covered = kernel_coverage(facts.matrices) if facts else None
+    told = ("architecture", "title", "parameters", "quantization", "vocabulary")
     row: dict[str, Any] = {
-        "name": model.name,
-        "source": model.source,
+        **{name: getattr(model, name) for name in ("name", "source", "size", "sha256")},
         "path": str(model.path),
-        "size": model.size,
-        "sha256": model.sha256,
         "problem": problem or None,
-        "not_used": [*model.notes],
         "kind": (facts.kind or "model") if facts else None,
-        "architecture": facts.architecture if facts else None,
-        "title": facts.title if facts else None,
-        "parameters": facts.parameters if facts else None,
-        "quantization": facts.quantization if facts else None,
-        "vocabulary": (facts.vocabulary or None) if facts else None,
+        **{name: getattr(facts, name, None) for name in told},
         "kernels": {"share": covered.share, "declined": [*covered.declined]} if covered else None,
-        "draft": None,
-        "draft_speedup": None,
-        "worth_pulling": None,
+        **dict.fromkeys(("draft", "draft_speedup", "worth_pulling")),
     }
     if facts is None or facts.kind:
-        return row, facts
+        return row
     _, registered = choose_models(model.name, None)
     if registered and is_here(registered):
         row["draft"] = registered
@@ -133,33 +122,26 @@ def _scanned(
     else:
         entry = draft_to_pull(load_registry(), f"{model.name} {model.path.name}", facts, model.size)
         row["worth_pulling"] = registered or (entry.name if entry else None)
-    return row, facts
+    return row
 
 
-def _cells(row: dict[str, Any], facts: ModelFacts | None) -> list[str]:
-    from edgespec.llama.kernel_coverage import kernel_coverage
-
-    size = format_size(row["size"])
-    if facts is None or facts.kind:
-        quantization = (facts.quantization if facts else "") or "-"
-        return [facts.kind if facts else "not usable", "-", quantization, size, "-", "-", "-"]
-    estimated = f" (estimated {row['draft_speedup']:.1f}x)" if row["draft_speedup"] else ""
+def _cells(row: dict[str, Any]) -> list[str]:
+    size, n, quantization = format_size(row["size"]), row["parameters"] or 0, row["quantization"] or "-"
+    if row["kind"] != "model":
+        return [row["name"], row["kind"] or "not usable", "-", quantization, size, "-", "-", "-"]
+    name, _, digits = (row["vocabulary"] or "").rpartition("-")
+    kernels, estimated = row["kernels"], f" (estimated {row['draft_speedup'] or 0:.1f}x)"
     to_pull = f"none; worth pulling: {row['worth_pulling']}" if row["worth_pulling"] else "-"
-    name, _, digits = facts.vocabulary.rpartition("-")
     return [
-        facts.architecture,
-        facts.size_label or _parameters(facts.parameters),
-        facts.quantization,
+        row["name"],
+        row["architecture"],
+        f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M",
+        quantization,
         size,
         f"{name}-{digits[:_SHOWN_DIGITS]}" if name else "-",
-        str(kernel_coverage(facts.matrices) or "-"),
-        row["draft"] + estimated if row["draft"] else to_pull,
+        f"{kernels['share']:.0%}" if kernels else "-",
+        row["draft"] + estimated * bool(row["draft_speedup"]) if row["draft"] else to_pull,
     ]
-
-
-def _parameters(n: int) -> str:
-    """Return a number of parameters as models are called: "1.5B", "494M"."""
-    return f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M" if n >= 1e6 else f"{n / 1e3:.0f}k"
 
 
 # ---- models ----
@@ -389,24 +371,23 @@ def path_command(
         out.print(file)
 
 
-def _verified(found: Verification) -> dict[str, Any]:
-    facts = {"name": found.name, "path": str(found.path), "ok": found.ok, "sha256": found.sha256 or None}
-    facts |= {"expected": found.expected, "problem": found.problem or None}
-    return facts | {"parts": [_verified(part) for part in found.parts]}
+def _verified(name: str, files: Sequence[VerifiedFile]) -> dict[str, Any]:
+    first, *others = files
+    facts = {"name": name, "path": str(first.path), "ok": all(file.ok for file in files)}
+    facts |= {"sha256": first.sha256 or None, "expected": first.expected, "problem": first.problem or None}
+    return facts | {"parts": [_verified(name, [other]) for other in others]}
 
 
-def _print_verified(found: Verification) -> None:
-    files = [found, *found.parts]
-    unknown = sum(one.expected is None for one in files)
-    if found.ok and unknown == len(files) == 1:
-        out.print(f"{found.name}: complete; no hash of it is recorded (SHA-256 {found.sha256})")
-    elif found.ok:
-        note = f" (no hash is recorded of {unknown} of its {len(files)} parts; add it again)"
-        out.print(f"{found.name}: ok{note if unknown else ''}")
-    for file in found.bad:
-        part = f" in part {files.index(file) + 1} of {len(files)}, {file.path}" if found.parts else ""
-        why = file.problem or f"{file.sha256}, expected {file.expected}"
-        out.print(f"{found.name}: DIFFERS{part}: {why}")
+def _print_verified(name: str, files: Sequence[VerifiedFile]) -> None:
+    for file in files:
+        if not file.ok:
+            out.print(
+                f"{name}: DIFFERS: {file.path}: {file.problem or f'{file.sha256}, expected {file.expected}'}"
+            )
+        elif file.expected is None:
+            out.print(f"{name}: {file.path}: complete; no hash of it is recorded (SHA-256 {file.sha256})")
+    if all(file.ok and file.expected for file in files):
+        out.print(f"{name}: ok")
 
 
 @models_app.command("verify", epilog="Example: edgespec models verify smollm2-135m-q4_1")
@@ -430,13 +411,13 @@ def verify_command(
         entries = [entry for entry in registry.entries.values() if store.file(entry).exists()]
     with PullDisplay() as display:
         puller = Puller(registry, store, display.on_progress, display.on_message)
-        results = [puller.verify(entry) for entry in entries]
+        results = {entry.name: puller.verify(entry) for entry in entries}
     if json:
-        out.print_json(data={"models": [_verified(result) for result in results]})
+        out.print_json(data={"models": [_verified(*result) for result in results.items()]})
     else:
-        for result in results:
-            _print_verified(result)
-    bad = {result.name for result in results if not result.ok}
+        for result in results.items():
+            _print_verified(*result)
+    bad = {name for name, files in results.items() if not all(file.ok for file in files)}
     if others := sorted(entry.name for entry in entries if entry.name in bad and _is_elsewhere(entry)):
         raise EdgespecError(f"damaged: {' '.join(others)}; pull again with the program that stores it")
     named = [hub_name(entry) for entry in entries if entry.name in bad and not entry.packed]

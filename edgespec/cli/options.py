@@ -142,14 +142,6 @@ class ModelChoice:
 
         `writes`: as of `choose_refs`.
         """
-        if self.target is not None and self.target.isdecimal() and not Path(self.target).exists():
-            raise UsageError(
-                f"--target {self.target}: no model; the number of threads is --threads {self.target}"
-            )
-        if self.draft is not None and self.draft.isdecimal() and not Path(self.draft).exists():
-            raise UsageError(
-                f"--draft {self.draft}: no model; the number of drafted tokens is --gamma {self.draft}"
-            )
         if self.pair is None:
             return self.target, self.draft
         if self.target or self.draft:

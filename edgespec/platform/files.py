@@ -203,13 +203,30 @@ def expand_user(path: str | Path) -> Path:
 # ---- files of results ----
 
 
+@contextmanager
+def _told(path: Path, field: str, kind: type[EdgespecError]) -> Iterator[Path]:
+    """Give the file to replace at `path`: a symlink's target. An OSError is one line that names `field`."""
+    try:
+        file = Path(os.path.realpath(path))
+        if file.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if file.exists() and not os.access(file, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        yield file
+    except OSError as error:
+        kind = EdgespecError if error.errno == errno.ENOSPC else kind
+        problem = f"cannot be written: {error.strerror or error}; choose another file"
+        raise kind(problem, field=field, value=path) from None
+
+
 def check_writable(path: Path, field: str) -> None:
     """Check, before long work, that a file can be written at `path`; leave nothing behind.
 
     Raises UsageError, which names `field` and the reason, if not; EdgespecError if the disk is full.
     """
-    try:
-        file = _resolve(path)
+    with _told(path, field, UsageError) as file:
         if file.exists() and not file.is_file():  # a pipe, a device
             return
         temporary = temporary_path(file)
@@ -217,9 +234,6 @@ def check_writable(path: Path, field: str) -> None:
             temporary.write_bytes(bytes(_TRIED))
         finally:
             temporary.unlink(missing_ok=True)
-    except OSError as error:
-        kind = EdgespecError if error.errno == errno.ENOSPC else UsageError
-        raise kind(_refusal(path, error), field=field, value=path) from None
 
 
 def check_folder(path: Path, field: str) -> None:
@@ -227,13 +241,8 @@ def check_folder(path: Path, field: str) -> None:
 
     Raises as `check_writable`.
     """
-    try:
-        there = next(one for one in (path.resolve(), *path.resolve().parents) if one.exists())
-    except OSError as error:
-        raise UsageError(_refusal(path, error), field=field, value=path) from None
-    if not there.is_dir():
-        problem = f"cannot be written: {there} is a file; choose another"
-        raise UsageError(problem, field=field, value=path)
+    whole = Path(os.path.realpath(path))
+    there = next(one for one in (whole, *whole.parents) if one.exists())
     try:
         check_writable(there / ".edgespec", field)
     except EdgespecError as error:
@@ -245,42 +254,9 @@ def write_file(path: Path, data: bytes, *, field: str) -> None:
 
     Raises EdgespecError in one line that names `field` and the file; the old one is unchanged then.
     """
-    try:
-        file = _resolve(path)
+    with _told(path, field, EdgespecError) as file:
         if file.exists() and not file.is_file():
             file.write_bytes(data)
         else:
-            write_atomically(file, data)
-    except OSError as error:
-        raise EdgespecError(_refusal(path, error), field=field, value=path) from None
-
-
-def _resolve(path: Path) -> Path:
-    """Return the file to replace: the target of a symlink, so that the symlink stays.
-
-    Raises OSError if that file must not be replaced.
-    """
-    try:
-        file = path.resolve()
-    except RuntimeError:  # what Python 3.11 and 3.12 make of a loop
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
-    if not file.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    if file.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if file.exists() and not os.access(file, os.W_OK):
-        raise PermissionError(errno.EACCES, "the file there is read-only")
-    return file
-
-
-def _refusal(path: Path, error: OSError) -> str:
-    """Return why a file cannot be written, and what to do."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError) and not path.parent.is_dir():
-        reason = f"there is no folder {path.parent}; make it first or choose another file"
-    elif isinstance(error, IsADirectoryError):
-        reason = "a folder is there; choose another file"
-    elif error.errno == errno.ENOSPC:
-        reason = "the disk is full; nothing was changed there"
-    else:
-        reason = f"{error.strerror or error}; choose another file"
-    return f"cannot be written: {reason}"
+            with replacing(file) as stream:
+                stream.write(data)

@@ -1,81 +1,25 @@
-"""The sensors of the machine, and warnings about what disturbed a measurement.
-
-    watch = MachineWatch()         before
-    watch.sample()          right after each run, before the processor cools down
-    watch.warnings()        at the end: one line for each disturbance, with its cure
-
-A check whose file in /proc or /sys is missing gives no warning.
-"""
+"""The sensors of the machine: clocks, temperatures, and what a Raspberry Pi's firmware says."""
 
 from __future__ import annotations
 
-import os
-import statistics
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from edgespec.platform.files import text_of
-from edgespec.platform.other_load import BUSY, MOST_OTHER_LOAD, OtherLoad
 
-# ---- whether the machine runs on its battery, as Linux shows it in /sys/class/power_supply ----
-
-
-_STORES = {"Battery", "UPS"}
-
-
-def on_battery(root: Path = Path("/")) -> bool:
-    """Whether a battery of the machine feeds it; a machine without a battery is on mains.
-
-    A battery that discharges says so itself. Where none says what it does (some do not while a charge limit
-    holds them), the machine is on battery if it has plugs (types Mains and USB) and none of them is online.
-    Batteries of mice and headphones, of scope Device, do not count. `root`: where /sys is.
-    """
-    supplies = list((root / "sys/class/power_supply").glob("*"))
-    stores = [
-        supply
-        for supply in supplies
-        if text_of(supply / "type") in _STORES and text_of(supply / "scope") != "Device"
-    ]
-    states = {text_of(store / "status") for store in stores}
-    if "Discharging" in states:
-        return True
-    if not stores or states - {"Unknown", ""}:
-        return False
-    plugs = [text_of(supply / "online") for supply in supplies if supply not in stores]
-    return "0" in plugs and "1" not in plugs
-
-
-# ---- machine ----
-
-
-LEAST_SPEED = 0.6
-"""Below this share of its highest clock frequency, the processor was held back. The highest frequency is that
-of a single busy core; with all cores busy, a quarter less is normal."""
-
-MOST_DEGREES = 85.0
-"""Degrees Celsius above which processors slow down, or soon will."""
-
-NEAR_TRIP = 5.0
-"""Warn this many degrees below a zone's trip point, where it slows or switches off the machine."""
-
-MOST_SWAPPED = 16 << 20
-"""Bytes to and from the swap that cause no warning: some pages of idle programs always go there."""
-
-_CPUS = "sys/devices/system/cpu"
-_SLOWING_TRIPS = ("passive", "hot", "critical")  # not "active", which starts a fan
-_TRIPS = range(50, 150)  # degrees; a trip point at 0 or -273 means that there is none
-_UNDER_VOLTAGE, _CAPPED, _THROTTLED, _SOFT_LIMIT = 1, 2, 4, 8  # flags of the Raspberry Pi's firmware
-_EVER = 16  # shift to the flags of what has happened since the machine was switched on
+CPUS = "sys/devices/system/cpu"
+UNDER_VOLTAGE, CAPPED, THROTTLED, SOFT_LIMIT = 1, 2, 4, 8
+"""Flags of the Raspberry Pi's firmware."""
+EVER = 16
+"""Shift to the flags of what has happened since the machine was switched on."""
 _FIRMWARE_WORDS = {
-    _UNDER_VOLTAGE: "under-voltage",
-    _CAPPED: "frequency capped",
-    _THROTTLED: "throttled",
-    _SOFT_LIMIT: "soft temperature limit",
+    UNDER_VOLTAGE: "under-voltage",
+    CAPPED: "frequency capped",
+    THROTTLED: "throttled",
+    SOFT_LIMIT: "soft temperature limit",
 }
 _VCGENCMD_S = 5.0
-_COOLING = "free its vents, give it a fan or a heat sink, and let it rest before the next run"
 
 
 def processor_clock(root: Path = Path("/")) -> dict[str, Any] | None:
@@ -84,7 +28,7 @@ def processor_clock(root: Path = Path("/")) -> dict[str, Any] | None:
     `now` is the clock of the fastest core. None if the system does not tell. `root`: as above.
     """
     names = ("cpuinfo_min_freq", "cpuinfo_max_freq", "scaling_cur_freq")
-    least, most, now = ([int(kHz) / 1000 for kHz in _cpufreq(root, name) if kHz.isdigit()] for name in names)
+    least, most, now = ([int(kHz) / 1000 for kHz in cpufreq(root, name) if kHz.isdigit()] for name in names)
     if not most:
         return None
     speeds = {"least": min(least, default=0.0), "most": max(most), "now": max(now, default=0.0)}
@@ -94,129 +38,26 @@ def processor_clock(root: Path = Path("/")) -> dict[str, Any] | None:
 def temperatures(root: Path = Path("/")) -> dict[str, float]:
     """Return the degrees Celsius of the thermal zones by name, the hottest last."""
     zones = (root / "sys/class/thermal").glob("thermal_zone*")
-    found = sorted((_number(zone / "temp") / 1000, text_of(zone / "type") or zone.name) for zone in zones)
+    found = sorted((number_in(zone / "temp") / 1000, text_of(zone / "type") or zone.name) for zone in zones)
     hottest = {name: degrees for degrees, name in found if degrees}  # among zones of one name
     return dict(sorted(hottest.items(), key=lambda zone: zone[1]))
 
 
 def throttling(root: Path = Path("/")) -> dict[str, list[str]] | None:
     """Return what a Raspberry Pi's firmware says of voltage and speed, `now` and `since_start`; else None."""
-    bits = _firmware(root)
+    bits = firmware_flags(root)
     if bits is None:
         return None
-    seen = {"now": bits, "since_start": bits >> _EVER}
+    seen = {"now": bits, "since_start": bits >> EVER}
     return {
         when: [word for bit, word in _FIRMWARE_WORDS.items() if flags & bit] for when, flags in seen.items()
     }
 
 
-class MachineWatch:
-    """Watches the machine from the constructor until `warnings`."""
-
-    def __init__(self, root: Path = Path("/"), *, n_threads: int | None = None) -> None:
-        """Begin to watch. `root`: where /proc, /sys and /usr/bin/vcgencmd are.
-
-        `n_threads`: the benchmark's; processors that it leaves idle may do other work. None: it uses all.
-        """
-        self._root = root
-        usable = len(os.sched_getaffinity(0))
-        self._idle = 0 if n_threads is None else max(0, usable - n_threads)
-        self._load = OtherLoad(root / "proc/stat")
-        self._throttles, self._swapped = _throttles(root), _swapped(root)
-        self._firmware = _firmware(root) or 0
-        self._clocks: list[
-            tuple[float, float]
-        ] = []  # of each sample's fastest core: share of its highest, GHz
-        self._zones: dict[Path, float] = {}  # highest temperature of each, degrees Celsius
-        self._was_on_battery = False
-        self._flags = 0  # the Raspberry Pi's, only those set since the watch began
-        self._look()
-
-    def sample(self) -> None:
-        """Note the clock frequency and what may change again. Call it right after each run."""
-        if clocks := _clocks(self._root):
-            self._clocks.append(max(clocks))  # the other cores may be idle already
-        self._look()
-
-    def warnings(self) -> tuple[str, ...]:
-        """Return a line for each disturbance since the watch began, with its cure."""
-        self._look()
-        return (
-            *self._of_other_programs(),
-            *self._of_power(),
-            *self._of_clocks(),
-            *self._of_heat(),
-            *self._of_firmware(),
-            *self._of_swap(),
-        )
-
-    def _look(self) -> None:
-        """Note what may change again: use of the battery, the firmware's flags, temperatures."""
-        self._was_on_battery |= on_battery(self._root)
-        bits = _firmware(self._root) or 0
-        self._flags |= bits % (1 << _EVER) | (bits & ~self._firmware) >> _EVER
-        for zone in (self._root / "sys/class/thermal").glob("thermal_zone*"):
-            degrees = _number(zone / "temp") / 1000
-            self._zones[zone] = max(degrees, self._zones.get(zone, degrees))
-
-    def _of_other_programs(self) -> Iterator[str]:
-        busy = self._load.processors()
-        if busy is not None and busy > MOST_OTHER_LOAD + self._idle / 2:  # two may share a core
-            yield f"other programs kept {busy:.1f} {BUSY}; stop them and run the benchmark again"
-
-    def _of_power(self) -> Iterator[str]:
-        if self._was_on_battery:
-            yield "the machine ran on its battery, where processors are slower; plug it in"
-
-    def _of_clocks(self) -> Iterator[str]:
-        if not self._clocks:
-            return
-        share, highest = statistics.median_low(self._clocks)
-        if share >= LEAST_SPEED:
-            return
-        yield (
-            f"the processor ran at {share * highest:.1f} of {highest:.1f} GHz; let it cool, use its own "
-            f"power supply, or lift a limit in /{_CPUS}/cpu*/cpufreq/scaling_max_freq"
-        )
-        slow = [name for name in governors(self._root) if name != "performance"]
-        offered = _cpufreq(self._root, "scaling_available_governors")
-        if slow and (not offered or any("performance" in line.split() for line in offered)):
-            yield (
-                f"the frequency governor is {', '.join(slow)}, which may be why; set it with "
-                f"`echo performance | sudo tee /{_CPUS}/cpu*/cpufreq/scaling_governor`"
-            )
-
-    def _of_heat(self) -> Iterator[str]:
-        now = _throttles(self._root)
-        times = max((count - self._throttles.get(file, count) for file, count in now.items()), default=0)
-        if times > 0:
-            yield f"the processor slowed down for heat {times} times; {_COOLING}"
-        hot = [(degrees, zone) for zone, degrees in self._zones.items() if degrees >= _limit(zone)]
-        if hot:
-            degrees, zone = max(hot)
-            name = text_of(zone / "type") or zone.name
-            yield f"the machine was {degrees:.0f} degrees hot ({name}); {_COOLING}"
-
-    def _of_firmware(self) -> Iterator[str]:
-        bits = self._flags
-        if bits & _UNDER_VOLTAGE:
-            yield "the Raspberry Pi had too low a voltage; use a stronger power supply and a short cable"
-        if bits & (_CAPPED | _THROTTLED | _SOFT_LIMIT):
-            yield "the Raspberry Pi's firmware slowed the processor down; give it a fan or a heat sink"
-
-    def _of_swap(self) -> Iterator[str]:
-        moved = _swapped(self._root) - self._swapped
-        if moved > MOST_SWAPPED:
-            yield (
-                f"{moved >> 20:,} MiB went to the swap and back, since memory was short; close other "
-                "programs, or choose a smaller quantization"
-            )
-
-
 # ---- what the system says ----
 
 
-def _number(file: Path) -> int:
+def number_in(file: Path) -> int:
     """Return the number in a file; 0 if there is no file or no number."""
     try:
         return int(text_of(file))
@@ -224,39 +65,17 @@ def _number(file: Path) -> int:
         return 0
 
 
-def _cpufreq(root: Path, name: str) -> list[str]:
-    return list(filter(None, map(text_of, (root / _CPUS).glob(f"cpu[0-9]*/cpufreq/{name}"))))
+def cpufreq(root: Path, name: str) -> list[str]:
+    """Return what a file says of each processor's clock."""
+    return list(filter(None, map(text_of, (root / CPUS).glob(f"cpu[0-9]*/cpufreq/{name}"))))
 
 
 def governors(root: Path) -> list[str]:
     """Return the names of the governors that set the processors' clocks."""
-    return sorted(set(_cpufreq(root, "scaling_governor")))
+    return sorted(set(cpufreq(root, "scaling_governor")))
 
 
-def _clocks(root: Path) -> list[tuple[float, float]]:
-    found = []
-    for folder in (root / _CPUS).glob("cpu[0-9]*/cpufreq"):
-        now, highest = (_number(folder / name) for name in ("scaling_cur_freq", "cpuinfo_max_freq"))  # kHz
-        if now and highest:
-            found.append((now / highest, highest / 1e6))
-    return found
-
-
-def _throttles(root: Path) -> dict[Path, int]:
-    files = (root / _CPUS).glob("cpu[0-9]*/thermal_throttle/*_throttle_count")
-    return {file: _number(file) for file in files}
-
-
-def _limit(zone: Path) -> float:
-    slowing = []
-    for kind in zone.glob("trip_point_*_type"):
-        degrees = _number(kind.with_name(kind.name.replace("_type", "_temp"))) // 1000
-        if text_of(kind) in _SLOWING_TRIPS and degrees in _TRIPS:
-            slowing.append(degrees - NEAR_TRIP)
-    return min(slowing, default=MOST_DEGREES)
-
-
-def _firmware(root: Path) -> int | None:
+def firmware_flags(root: Path) -> int | None:
     """Return the Raspberry Pi firmware's flags for voltage and throttling; None on other machines."""
     program = root / "usr/bin/vcgencmd"
     if not program.exists():
@@ -268,10 +87,3 @@ def _firmware(root: Path) -> int | None:
         return int(said.strip().removeprefix("throttled="), 16)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-
-
-def _swapped(root: Path) -> int:
-    pairs = (line.split() for line in text_of(root / "proc/vmstat").splitlines())
-    counts = {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-    pages = sum(int(counts.get(name, 0)) for name in ("pswpin", "pswpout"))
-    return pages * os.sysconf("SC_PAGE_SIZE")

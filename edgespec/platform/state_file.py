@@ -11,7 +11,6 @@ in one line, and the run goes on as if there were no file.
 from __future__ import annotations
 
 import errno
-import glob
 import json
 import math
 import os
@@ -131,10 +130,6 @@ class StateFile(Generic[T]):
     def temporary(self) -> Path:
         """The file's name while it is being written."""
         return self.path.with_name(f".{self.path.name}.new")
-
-    def set_aside(self) -> list[Path]:
-        """Return the files that were set aside; earlier versions kept several."""
-        return sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.set-aside*"))
 
     def say(self, line: str) -> None:
         """Tell the user a line, unless it was told before."""

@@ -309,8 +309,8 @@ def test_the_prefetch_is_told_and_why(kernels, new_process, cache):
     answer = json.loads(file.read_text())
     for level, ahead, gain, reason, words in (
         (2, 16384, 1.25, "", "(measured: 1.25 times as fast as the default)"),
-        (1, 8192, 1.0, "", "(measured: the default is as fast as any)"),
-        (1, 8192, 1.0, "too busy", "(the default; not measured: too busy)"),
+        (1, 8192, 1.0, "", "(measured: 1.00 times as fast as the default)"),
+        (1, 8192, 1.0, "too busy", "(the default: too busy)"),
     ):
         prefetch = {"level": level, "bytes": ahead}
         answer["choice"] = {"prefetch": prefetch, "gain": gain, "reason": reason, "when": time.time()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 import kept_table
 from command_line import COMMAND, copy_self_test, failed, python_path, run_cli
 from edgespec.cli.cache import delete_files
-from edgespec.cli.local_run import living
+from edgespec.cli.local_run import running_servers
 from edgespec.models.entries import Entry
 from edgespec.models.store import Stamp, Store
 from edgespec.platform.kept import EVERYTHING, QUANTIZED, SERVERS, owner_of
@@ -136,7 +137,7 @@ def test_models_are_deleted_only_by_name_and_only_what_was_pulled(home, env):
     store.root.mkdir(parents=True)
     for name in ("pulled.gguf", "stopped.gguf.part", "stopped.gguf.part.json", "mine.gguf", "notes.txt"):
         (store.root / name).write_bytes(b"GGUF")
-    store.write_stamp(Entry("pulled"), Stamp("0" * 64, 4, "the registry"))
+    store.write_stamp(Entry("pulled"), Stamp(hashlib.sha256(b"GGUF").hexdigest(), 4, "the registry"))
     (made := QUANTIZED.path() / "a-q4_0-of-0123456789ab.gguf").parent.mkdir()
     made.write_bytes(b"GGUF")
     assert run_cli("cache", "clear", "all", "--yes", env=env).returncode == 0
@@ -195,7 +196,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(home):
         StateFile(pipe, bytes).read()
     (servers := SERVERS.path()).mkdir(parents=True)
     os.mkfifo(servers / "1.json")
-    assert [*living(servers)] == []
+    assert [*running_servers(home)] == []
     assert (servers / "1.json").exists()
 
 

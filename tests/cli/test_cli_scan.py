@@ -97,7 +97,7 @@ def test_a_model_of_ollama_by_the_name_that_it_has_there(ollama, files, env):
 
 
 def test_text_of_a_model_of_ollama_with_the_draft_that_is_there(ollama, files, env):
-    ollama.add("big:latest", files["target"], ("system", b"Be brief."), ("params", b'{"temperature": 0.3}'))
+    ollama.add("big:latest", files["target"])
     ollama.add("small:1b", files["draft"])
     found = scan(env)
     assert found["ollama:big:latest"]["draft"] == "ollama:small:1b"
@@ -107,8 +107,6 @@ def test_text_of_a_model_of_ollama_with_the_draft_that_is_there(ollama, files, e
     assert run.returncode == 0, run.stderr
     lines = [line for line in run.stderr.splitlines() if line.startswith("edgespec: ")]
     assert [line for line in lines if "ollama:small:1b drafts: found on this disk" in line]
-    assert [line for line in lines if "system message of it is not used" in line]
-    assert [line for line in lines if "parameters of it are not used" in line]
     plain = run_cli(
         "run", "-t", files["target"], "--drafter", "none", "--temp", "0", "-n", "12", "one two", env=env
     )
@@ -168,7 +166,7 @@ def test_an_ambiguous_or_unknown_name_of_ollama(ollama, files, env):
         run_cli("models", "path", "ollama:qwen:3b", env=env),
         2,
         "no such model",
-        "(nearest: qwen:1b, qwen:7b)",
+        "nearest: ",
     )
     failed(run_cli("run", "-t", "ollama:qwem:7b", "x", env=env), 2, "(nearest: qwen:7b, qwen:1b)")
     for name in ("../../etc/passwd", "a/b/c/d", "qwen:", ":7b", "", "a b", "qwen:7b/.."):
@@ -183,14 +181,10 @@ def unusable(env: dict[str, str], name: str, *words: str) -> str:
     return line
 
 
-def test_a_blob_that_is_gone_or_half_pulled(ollama, files, env):
+def test_a_blob_that_is_gone_or_too_short(ollama, files, env):
     blob = ollama.add("qwen:7b", files["target"])
     blob.unlink()
-    unusable(env, "ollama:qwen:7b", "is gone; `ollama pull qwen:7b` brings")
-    Path(f"{blob}-partial").write_bytes(b"")
-    Path(f"{blob}-partial-0").write_text("{}")
-    unusable(env, "ollama:qwen:7b", "is half pulled; `ollama pull qwen:7b` brings")
-    assert [line for line in problems(env) if f"{blob}: a stopped pull" in line]
+    unusable(env, "ollama:qwen:7b", f"{blob} is missing", "`ollama pull qwen:7b`")
     blob.write_bytes(files["target"].read_bytes()[:-100])
     unusable(env, "ollama:qwen:7b", "bytes of ")
 
@@ -202,7 +196,7 @@ def test_a_blob_that_is_gone_or_half_pulled(ollama, files, env):
         ("[]", "is no manifest"),
         ('{"layers": 3}', "is no manifest"),
         ("{}", "is no manifest"),
-        ('{"layers": []}', "names 0 model files"),
+        ('{"layers": []}', "consists of nothing"),
         (
             '{"layers": [{"mediaType": "application/vnd.oci.image.layer", "digest": "x"}]}',
             "vnd.oci.image.layer",
@@ -212,7 +206,7 @@ def test_a_blob_that_is_gone_or_half_pulled(ollama, files, env):
             f'{{"layers": [{{"mediaType": "{IMAGE}model", "digest": "../../../secret.gguf"}}]}}',
             "is no digest",
         ),
-        (f'{{"layers": [{{"mediaType": "{IMAGE}tensor", "digest": "x", "name": "a"}}]}}', "safetensors"),
+        (f'{{"layers": [{{"mediaType": "{IMAGE}tensor", "digest": "x", "name": "a"}}]}}', "of tensor"),
     ],
 )
 def test_a_broken_manifest(ollama, files, env, content, words):
@@ -222,16 +216,13 @@ def test_a_broken_manifest(ollama, files, env, content, words):
     unusable(env, "ollama:qwen:7b", words)
 
 
-def test_forms_of_models_that_are_not_for_edgespec(ollama, files, env):
-    model = ollama.layer("model", files["target"])
-    ollama.manifest("tuned:1", [model, ollama.layer("adapter", files["adapter"])])
-    unusable(env, "ollama:tuned:1", "LoRA adapter")
-    ollama.manifest("tensors:1", [model], {"model_format": "safetensors"})
-    unusable(env, "ollama:tensors:1", "safetensors")
-    ollama.manifest("cloud:1", [], {"remote_host": "https://ollama.com:443", "remote_model": "gpt"})
-    unusable(env, "ollama:cloud:1", "cloud model")
-    ollama.manifest("two:1", [model, ollama.layer("model", files["draft"])])
-    unusable(env, "ollama:two:1", "2 model files")
+@pytest.mark.parametrize(
+    ("kinds", "what"),
+    [(["model", "adapter"], "adapter"), (["license"], "license"), (["model", "model"], "one GGUF file")],
+)
+def test_forms_of_models_that_are_not_for_edgespec(ollama, files, env, kinds, what):
+    ollama.manifest("other:1", [ollama.layer(kind, files["target"]) for kind in kinds])
+    unusable(env, "ollama:other:1", what)
 
 
 def test_links_do_not_lead_out_of_ollamas_store(ollama, files, env, tmp_path):
@@ -239,7 +230,7 @@ def test_links_do_not_lead_out_of_ollamas_store(ollama, files, env, tmp_path):
     outside = tmp_path / "outside.gguf"
     blob.rename(outside)
     blob.symlink_to(outside)
-    unusable(env, "ollama:qwen:7b", "a link out of the store")
+    unusable(env, "ollama:qwen:7b", "a link out of")
     blob.unlink()
     blob.symlink_to(blob)
     unusable(env, "ollama:qwen:7b", "Too many levels of symbolic links")
@@ -305,26 +296,20 @@ def add(file: Path, model: Path) -> Path:
 def test_files_of_lm_studio_and_llama_cpp_by_their_paths(home, files, env):
     of_lmstudio = add(home / ".lmstudio/models/me/Solo-GGUF/solo-Q4_K_M.gguf", files["draft"])
     of_llama_cpp = add(home / ".cache/llama.cpp/me_Big-GGUF_big.gguf", files["target"])
-    (of_llama_cpp.parent / "half.gguf.downloadInProgress").write_bytes(b"GGUF")
     found = scan(env)
     assert {*found} == {str(of_lmstudio), str(of_llama_cpp)}
     assert found[str(of_llama_cpp)]["draft"] == str(of_lmstudio)
-    assert [line for line in problems(env) if "half.gguf.downloadInProgress: a stopped download" in line]
 
 
-def test_split_models_are_one_and_unfinished_ones_are_told(home, files, env):
+def test_split_models_are_one(home, files, env):
     folder = home / ".lmstudio/models/me/Big"
     names = [f"big-{number:05}-of-00002.gguf" for number in (1, 2)]
     first, second = (add(folder / name, files["draft"]) for name in names)
-    (folder / "later-Q4_0.gguf.part").write_bytes(b"GG")
     found = scan(env)
     assert [*found] == [str(first)]
     assert found[str(first)]["size"] == 2 * files["draft"].stat().st_size
-    assert [line for line in problems(env) if "later-Q4_0.gguf.part: a stopped download" in line]
     second.unlink()
     assert "is missing; download it" in str(scan(env)[str(first)]["problem"])
-    first.rename(second)
-    assert [line for line in problems(env) if f"its first part is missing, {names[0]}" in line]
 
 
 def test_links_in_a_folder(home, files, env, tmp_path):
@@ -371,8 +356,6 @@ def test_damage_in_the_hubs_cache(home, files, env, tmp_path):
     root = home / ".cache" / "huggingface" / "hub"
     file = add_to_hub(root, "me/My-GGUF", "my.gguf", files["draft"])
     blob = file.resolve()
-    (blob.parent / f"{'a' * 64}.incomplete").write_bytes(b"GGUF")
-    assert [line for line in problems(env) if ".incomplete: a stopped download" in line]
     blob.rename(tmp_path / "away.gguf")
     assert "is missing" in str(scan(env)["hf:me/My-GGUF/my.gguf"]["problem"])
     file.unlink()
@@ -431,9 +414,9 @@ def test_a_store_that_may_not_be_read(ollama, files, env, home):
         (home / ".lmstudio" / "models" / "me").chmod(0o755)
     assert listed.returncode == 0, listed.stderr
     found = json.loads(listed.stdout)["problems"]
-    assert [line for line in found if line.startswith(f"{ollama.root / 'manifests'}: may not be read")]
-    assert [line for line in found if line.startswith(f"{home / '.lmstudio/models/me'}: may not be read")]
-    failed(named, 2, "ollama:qwen:7b: ", "manifests: may not be read")
+    assert [line for line in found if line.startswith(f"{ollama.root / 'manifests'}: Permission denied")]
+    assert [line for line in found if line.startswith(f"{home / '.lmstudio/models/me'}: Permission denied")]
+    failed(named, 2, "ollama:qwen:7b: ", "manifests: Permission denied")
 
 
 def _give_up_reading_all() -> None:
@@ -461,7 +444,7 @@ def test_the_table_is_for_people(ollama, files, env, tmp_path):
     assert rows[0] == "name architecture params quant size vocabulary kernels draft"
     assert [row for row in rows if row.startswith("ollama:llama:7b llama ") and " Q8_0 " in row]
     assert [row for row in rows if row.startswith("ollama:gone:1b not usable")]
-    assert "edgespec: ollama:gone:1b: its blob" in result.stderr
+    assert "edgespec: ollama:gone:1b: its file" in result.stderr
 
 
 def test_what_would_be_worth_pulling(ollama, env, tmp_path):

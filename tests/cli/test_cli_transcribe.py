@@ -161,7 +161,7 @@ def test_what_was_heard_goes_to_stdout_where_its_file_cannot_be_written(
     done = run_cli("transcribe", *files, *options, env=environment, stdin=given)
     assert done.returncode == 1
     assert done.stdout == plain.stdout != ""
-    assert f"--output {tmp_path}/out/{name}.srt: cannot be written: the disk is full" in done.stderr
+    assert f"--output {tmp_path}/out/{name}.srt: cannot be written: No space left" in done.stderr
     if not stdin:
         assert (tmp_path / "out" / "other.srt").read_text()
         assert f"wrote {tmp_path}/out/other.srt" in done.stderr

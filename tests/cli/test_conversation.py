@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from edgespec.cli.conversation import (
     ChatAnswer,
-    ChatTotals,
     Conversation,
     Exchange,
     PromptSettings,
@@ -396,22 +395,3 @@ def test_a_failing_template_is_one_line_and_changes_nothing(model_with):
 
 
 # ---- figures ----
-
-
-def test_figures_are_sums_and_the_saving_an_estimate_by_the_longest_read(tiny_path, tiny_draft_path):
-    figures = ChatTotals()
-    assert (figures.tokens_per_s, figures.saved_s(10)) == (None, None)
-    with Engine(tiny_path, tiny_draft_path, prefix_cache=0, drafter="model") as engine:
-        results = [engine.generate(text, gamma=2, n_predict=9, seed=1) for text in ("a" * 99, "a" * 98)]
-    for result in results:
-        figures.add(result)
-    first, second = results
-    assert second.n_cached > 90
-    assert figures.n_answers == 2
-    assert figures.n_tokens == sum(len(result.token_ids) for result in results)
-    assert figures.n_drafted == sum(result.stats.n_drafted for result in results) > 0
-    assert figures.n_accepted == sum(result.stats.n_accepted for result in results)
-    assert figures.n_prompt == first.prompt_tokens + second.prompt_tokens
-    assert figures.n_cached == second.n_cached
-    assert figures.longest_read == first.prompt_tokens
-    assert figures.saved_s(100) == pytest.approx(100 / first.stats.prompt_tokens_per_s)

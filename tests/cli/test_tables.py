@@ -178,12 +178,9 @@ def test_every_cell_is_whole_and_no_line_is_too_long(columns):
     lines = text.splitlines()
     if columns is None:
         assert [line.split()[0] for line in lines] == ["name", *(row[0] for row in ROWS)], "a row is a line"
-    elif columns == 80:
-        assert [line.strip() for line in lines[::2]] == ["name", *(row[0] for row in ROWS)]
-        assert max(map(len, lines)) <= columns
     elif columns == 20:
         assert lines[:3] == [ROWS[0][0], "  licence", f"    {ROWS[0][1]}"]
-    elif columns < 80:
+    elif columns <= 80:
         assert lines[:4] == [ROWS[0][0], *(f"  {n}  {c}" for n, c in zip(NAMES, ROWS[0][1:], strict=True))]
 
 

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from edgespec.apps.bench.machine import MachineWatch
 from edgespec.apps.bench.runs import Run, WorkProgressFn, keep, read_kept, rotated, text_hash
 from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.bench.summary import noise
@@ -44,7 +45,6 @@ from edgespec.llama.weights import Model
 from edgespec.models.hashes import sha256_of
 from edgespec.platform.child import REFUSED, ReportingChild, say
 from edgespec.platform.child import answer as answer_request
-from edgespec.platform.machine import MachineWatch
 from edgespec.platform.memory import peak_rss_bytes
 from edgespec.platform.metering import choose_meter
 from edgespec.platform.signals import Cancellation

@@ -49,7 +49,7 @@ def list_found(folders: Sequence[Path] = ()) -> Listing:
         listing.problems += part.problems
     usual = map(expand_user, filter(None, (*_USUAL, os.environ.get("LLAMA_CACHE"))))
     for folder in dict.fromkeys([*usual, *(one for one in more if not is_store(one))]):
-        for path in gguf_files(folder, listing.problems.append):
+        for path in gguf_files(folder, listing.problems):
             size, problem = size_and_problem(path)
             listing.models.append(
                 FoundModel(name=str(path), source="folder", path=path, size=size, problem=problem)

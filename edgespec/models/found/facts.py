@@ -37,8 +37,6 @@ _TYPES = {number: name.upper() for name, number in QUANT_TYPES.items()} | {
 }  # fmt: skip
 """`enum llama_ftype` -> name."""
 
-_LONGEST_LABEL = 16  # characters
-
 
 class ModelFacts(msgspec.Struct, frozen=True):
     """The facts of a model's header."""
@@ -48,8 +46,6 @@ class ModelFacts(msgspec.Struct, frozen=True):
     architecture: str
     title: str
     """`general.name`, or ""."""
-    size_label: str
-    """`general.size_label`, such as "1.5B", or ""."""
     parameters: int
     """Weights in the file; an embedding that is stored twice counts twice."""
     quantization: str
@@ -114,7 +110,6 @@ def facts_of(header: GGUFHeader) -> ModelFacts:
         kind=kind,
         architecture=header.architecture,
         title=header.name,
-        size_label=header.gguf.text("general.size_label")[:_LONGEST_LABEL],
         parameters=sum(tensor.rows * tensor.columns * tensor.n_matrices for tensor in tensors),
         quantization=_quantization(header, tensors),
         vocabulary=tokenizer_fingerprint(header) if has_words else "",

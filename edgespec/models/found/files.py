@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.errors import EdgespecError
 from edgespec.models.entries import Entry
-from edgespec.models.hub_names import other_parts
+from edgespec.models.hub_names import other_files
 
 Source = Literal["edgespec", "ollama", "hub", "folder"]
 """The program, or the folder, whose file it is; "edgespec": the models folder and models.toml."""
 
-Report = Callable[[str], None]
-"""Takes what cannot be looked at, in one line."""
-
-_UNFINISHED = re.compile(r".*(\.part|\.incomplete|\.downloadinprogress|\.tmp|\.crdownload|\.aria2)", re.I)
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
+_PART = re.compile(r".*-(\d{5})-of-\d{5}\.gguf", re.IGNORECASE | re.DOTALL)
 _QUANTIZATION = re.compile(
     r"(?<![a-z0-9])(?:ud-)?(?:i?q\d+(?:_[a-z0-9]+)*|tq\d_\d|mxfp4(?:_moe)?|nvfp4|bf16|f16|f32)(?![a-z0-9])",
     re.I,
@@ -45,8 +41,6 @@ class FoundModel:
     """The same of its other parts, if all are recorded."""
     problem: str = ""
     """Why it cannot be used and what to do, in one line; "" if it can."""
-    notes: tuple[str, ...] = ()
-    """Things that the store keeps beside the file and edgespec does not use, each in one line."""
 
     def checked(self) -> FoundModel:
         """Return itself. Raises EdgespecError for one that cannot be used."""
@@ -66,16 +60,20 @@ class Listing:
 
     models: list[FoundModel] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """Folders that cannot be looked at, and stopped downloads, each in one line."""
+    """Folders that cannot be looked at, each in one line."""
 
 
 # ---- names of files ----
 
 
+def _is_first(name: str) -> bool:
+    part = _PART.fullmatch(name)
+    return name.lower().endswith(".gguf") and (part is None or int(part[1]) == 1)
+
+
 def model_files(names: Iterable[str]) -> list[str]:
     """Return those of a folder's files that are models: of a split one the first part, and no projectors."""
-    models = (name for name in names if name.lower().endswith(".gguf") and "mmproj" not in name.lower())
-    return [name for name in models if not (part := _PART.fullmatch(name)) or int(part[2]) == 1]
+    return [name for name in names if _is_first(name) and "mmproj" not in name.lower()]
 
 
 def quantization_in(name: str) -> str:
@@ -101,13 +99,6 @@ def file_stem(name: str) -> str:
 # ---- places ----
 
 
-def refusal(path: Path, error: OSError) -> str:
-    """Return why `path` cannot be looked at, in one line that says what to do."""
-    if isinstance(error, PermissionError):
-        return f"{path}: may not be read; have it made readable, or name another folder"
-    return describe_os_error(error if error.filename else OSError(error.errno, error.strerror, str(path)))
-
-
 def is_inside(path: Path, folder: Path) -> bool:
     """Whether `path`, its links followed, is in `folder`. Raises OSError if it is nowhere."""
     # Not `Path.resolve`, which raises RuntimeError for a loop of links before Python 3.13.
@@ -119,49 +110,38 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def walked(root: Path, report: Report) -> Iterator[tuple[Path, list[str]]]:
-    """Yield each folder below `root` and its files' names; `report` takes those that cannot be read.
+def walked(root: Path, problems: list[str]) -> Iterator[Path]:
+    """Yield the files below a folder; `problems` takes folders that cannot be read.
 
     Links to folders are not followed.
     """
 
     def refused(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            report(refusal(Path(error.filename), error))
+            problems.append(f"{error.filename}: {error.strerror}; have it made readable, or name another")
 
     for folder, _, names in os.walk(root, onerror=refused):
-        yield Path(folder), names
+        yield from (Path(folder, name) for name in names)
 
 
-def gguf_files(root: Path, report: Report) -> list[Path]:
-    """Return the .gguf files below a folder, of a split model the first, by path.
+def gguf_files(root: Path, problems: list[str]) -> list[Path]:
+    """Return the .gguf files below a folder, of a split model the first, by path; `problems` as `walked`."""
+    return sorted(path for path in walked(root, problems) if _is_first(path.name))
 
-    `report` takes folders that cannot be read, stopped downloads, and parts without a first.
+
+def size_and_problem(first: Path, folder: Path | None = None) -> tuple[int, str]:
+    """Return the bytes of a model's files, and why they cannot be used, "" if they can.
+
+    `folder`: links that lead out of it are not followed.
     """
-    found = set[Path]()
-    for folder, names in walked(root, report):
-        for name in names:
-            if _UNFINISHED.fullmatch(name):
-                report(f"{folder / name}: a stopped download; the program that began it continues it")
-            elif name.lower().endswith(".gguf"):
-                found.add(folder / name)
-    parts = {path: part for path in found if (part := _PART.fullmatch(path.name)) and int(part[2]) != 1}
-    for path, part in sorted(parts.items()):
-        first = f"{part[1]}-00001-of-{part[3]}.gguf"
-        if path.with_name(first) not in found:
-            report(f"{path}: its first part is missing, {first}; download it")
-    return sorted(found - parts.keys())
-
-
-def size_and_problem(first: Path) -> tuple[int, str]:
-    """Return the bytes of a model's files, and why they cannot be used, "" if they can."""
     size = 0
-    for path in (first, *map(first.with_name, other_parts(first.name))):
+    for path in (first, *other_files(first)):
         try:
             size += path.stat().st_size
+            if folder and not is_inside(path, folder):
+                return size, f"{path} is a link out of {folder}, which is not followed"
         except FileNotFoundError:
-            what = "its file" if path == first else f"its part {path.name}"
-            return size, f"{what} is missing; download it"
+            return size, f"its file {path} is missing; download it"
         except OSError as error:
-            return size, refusal(path, error).removeprefix(f"{path}: ")
+            return size, f"{path}: {error.strerror}"
     return size, ""

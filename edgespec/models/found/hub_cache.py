@@ -2,7 +2,7 @@
 
     models--OWNER--REPO/refs/main                       the commit of the last download
     models--OWNER--REPO/snapshots/COMMIT/FILE.gguf      a link to the blob
-    models--OWNER--REPO/blobs/SHA256                    its content; .incomplete: a stopped download
+    models--OWNER--REPO/blobs/SHA256                    its content
 
 `hf:OWNER/REPO/FILE.gguf[@REVISION]` names one. A link that does not end in the repository's own folder is
 not followed.
@@ -20,9 +20,7 @@ from edgespec.models.entries import Entry, HubSource, nearest
 from edgespec.models.found.files import (
     FoundModel,
     Listing,
-    Report,
     gguf_files,
-    is_inside,
     model_files,
     of_quantization,
     quantization_in,
@@ -43,11 +41,9 @@ def list_hub() -> Listing:
     """Return all models of the cache; a file that several commits have is listed once."""
     listing, seen = Listing(), set()
     for folder in sorted(_root().glob("models--*--*")):
-        for blob in sorted(folder.glob("blobs/*.incomplete")):
-            listing.problems.append(f"{blob}: a stopped download; the program that began it continues it")
         main = _commit(folder, "main")
         for snapshot in sorted(folder.glob("snapshots/*"), key=lambda one: (one.name != main, one.name)):
-            for model in _of_snapshot(snapshot, snapshot.name == main, listing.problems.append):
+            for model in _of_snapshot(snapshot, snapshot.name == main, listing.problems):
                 if real_path(model.path) not in seen:
                     seen.add(real_path(model.path))
                     listing.models.append(model)
@@ -88,17 +84,16 @@ def _commit(folder: Path, revision: str) -> str:
     return commit if _COMMIT.fullmatch(commit) else ""
 
 
-def _of_snapshot(snapshot: Path, is_main: bool, report: Report) -> list[FoundModel]:
-    return [_found(snapshot, path, is_main=is_main) for path in gguf_files(snapshot, report)]
+def _of_snapshot(snapshot: Path, is_main: bool, problems: list[str]) -> list[FoundModel]:
+    return [_found(snapshot, path, is_main=is_main) for path in gguf_files(snapshot, problems)]
 
 
 def _found(snapshot: Path, path: Path, *, is_main: bool) -> FoundModel:
     folder = snapshot.parents[1]
-    size, problem = size_and_problem(path)
-    files = (path, *other_files(path))
-    if outside := "" if problem else next((one.name for one in files if not is_inside(one, folder)), ""):
-        problem = f"{outside} is a link out of {folder}, which is not followed; name its target"
-    hashes = [name if _SHA256.fullmatch(name := real_path(one).name) else None for one in files]
+    size, problem = size_and_problem(path, folder)
+    hashes = [
+        name if _SHA256.fullmatch(name := real_path(one).name) else None for one in (path, *other_files(path))
+    ]
     repo = folder.name.removeprefix("models--").replace("--", "/")
     return FoundModel(
         name=f"hf:{repo}/{path.relative_to(snapshot).as_posix()}" + ("" if is_main else f"@{snapshot.name}"),
@@ -138,7 +133,7 @@ def _files_here(repository: HubRepository) -> list[str]:
     folder = _folder(repository.repo)
     if repository.revision == "main" and (commit := _commit(folder, "main")):
         snapshot = folder / "snapshots" / commit
-        found = _of_snapshot(snapshot, True, lambda _: None)
+        found = _of_snapshot(snapshot, True, [])
         names += [one.path.relative_to(snapshot).as_posix() for one in found if not one.problem]
     return model_files(dict.fromkeys(names))
 

@@ -288,9 +288,9 @@ def test_the_same_outcome_makes_the_same_files(tmp_path):
 
 
 def test_a_page_that_cannot_be_written(tmp_path):
-    with pytest.raises(EdgespecError, match=r"report .*cannot be written: there is no folder"):
+    with pytest.raises(EdgespecError, match=r"report .*cannot be written: No such file"):
         write_report(Report(toy_outcome()), tmp_path / "missing/a.html")
-    with pytest.raises(EdgespecError, match=r"report .*cannot be written: a folder is there"):
+    with pytest.raises(EdgespecError, match=r"report .*cannot be written: Is a directory"):
         write_report(Report(toy_outcome()), tmp_path)
 
 

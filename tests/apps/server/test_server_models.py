@@ -478,7 +478,7 @@ def test_a_unix_socket_is_this_users_alone_and_that_of_a_killed_server_is_taken_
         ("[models.a", "not valid TOML"),
         ("[models.a]\ncontext = 5", "models.a.context: no such field (nearest: ctx"),
         ("[models.a]\nembeddings = true\nspeech = 'whisper-tiny'", "models.a: --embeddings and"),
-        ("[models.a]\nctx = 0", "models.a.ctx: expected more than 0, got 0"),
+        ("[models.a]\nctx = 0", "models.a.ctx: expected int >= 1, got 0"),
         ("[models.a]\nkeep_alive = 'soon'", "models.a"),
         ("[models.a]\ntarget = ''", "models.a.target is empty"),
         ("[models.a]\ntarget = 'x'\npair = 'y'", "models.a.pair: it contradicts target"),

@@ -144,8 +144,8 @@ def _measure(
     prompt is left.
     """
     from edgespec.apps.bench.commands.tables import write_results
+    from edgespec.apps.bench.machine import MachineWatch
     from edgespec.apps.bench.measure import BenchControl, fitting, measure
-    from edgespec.platform.machine import MachineWatch
 
     models = _models(engine, [peer.draft for peer in peers])
     watch = MachineWatch(n_threads=engine.n_threads)

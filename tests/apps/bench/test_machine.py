@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgespec.apps.bench.machine import facts
+from edgespec.apps.bench.machine import MachineWatch, facts
 from edgespec.platform import other_load as load
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.machine import (
-    MachineWatch,
     processor_clock,
     temperatures,
     throttling,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.platform.machine import on_battery
+from edgespec.apps.bench.machine import on_battery
 from energy_trees import battery, plug
 
 

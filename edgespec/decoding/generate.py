@@ -1,4 +1,7 @@
-"""The exact loop: propose, verify, accept or resample. It yields a Step at a time.
+"""The exact loop: propose, verify, accept or resample.
+
+`ask` returns a text's part of the target's next pass, and `take` makes a step of what that pass gave. So the
+loop is written once, and whoever runs it makes one pass for many texts (engine/batcher.py).
 
 The target's cache lags its sequence by the last emitted token, which is evaluated with the next draft, and
 by the accepted tokens before it that it does not hold. Those are the ones of a side branch, for a cache in
@@ -37,23 +40,25 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from edgespec.decoding.choices import Rule
 from edgespec.decoding.drafter import Drafter, DraftOutcome, Position
 from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.forward import TargetForward, run_alone
 from edgespec.decoding.grammar.constraint import Constraint
-from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
-from edgespec.decoding.records import Logprobs, Step, StopReason
-from edgespec.decoding.session import Features, ForwardResult, ModelSession, Rows
-from edgespec.decoding.token_sequence import TokenSequence
+from edgespec.decoding.option_table import MAX_GAMMA
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import Emitted, Logprobs, Step, StopReason, Tally
+from edgespec.decoding.sampling import Coins
+from edgespec.decoding.session import Features, Forward, ForwardResult, ModelSession, Rows
 from edgespec.decoding.tree import NO_NODES, Lowered, lower
 from edgespec.errors import EdgespecError, LogitsOf
 from edgespec.platform.metering import Phase
@@ -158,17 +163,143 @@ def matching(
 
 
 _WORTH_A_MARK_S = 1e-3
-_SCORED = 32  # tokens of a prompt whose logits one pass gives; the batcher takes them as a draft
-
-GenerationEvent: TypeAlias = Prefill | DraftPrefill | Step
-"""The events of a generation."""
+_SCORED = 32  # tokens of a prompt whose logits one pass gives: as many as a draft has
 
 
-class Generation:
-    """One run of the loop over `target`'s session: iterate over `events()`, or answer `work()`. A Loop.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """The task of a loop: the options, and what was decided where they leave it open."""
+
+    options: Options
+    rule: Rule
+    coins: Coins
+    constraint: Constraint | None = None
+    """The options' grammar as a constraint of this text alone; the loop closes it at the end."""
+
+
+def unmarked(_phase: Phase) -> None:
+    """Do nothing at the end of a phase: nobody counts what it took."""
+
+
+class Loop(ABC):
+    """Writes one text, a pass at a time. Generation is exact, Cascade (engine/lossy/cascade.py) is not.
+
+    A text may be as long as the context, so that nothing of a step copies it.
+    """
+
+    n_known = 0
+    """Tokens at the start of the prompt that the target's cache held already."""
+
+    def __init__(
+        self, prompt: Sequence[int], task: Task, *, n_ctx: int, is_eog: Callable[[int], bool]
+    ) -> None:
+        """Begin with `prompt`. The context is full at `n_ctx` tokens."""
+        self.tokens = list(prompt)
+        """The prompt and what was emitted."""
+        self.n_prompt = len(prompt)
+        self.n_ctx = n_ctx
+        self.n_prompt_read = 0
+        """Tokens of the prompt that were read so far, `n_known` ones included; any thread may ask."""
+        self.stop_reason: StopReason = "interrupted"
+        """"interrupted" until the end is known."""
+        self.prompt_logprobs: list[Logprobs] = []
+        """Logprobs of each token of the prompt but the first, where asked for."""
+        self.tally = Tally()
+        self.mark: Callable[[Phase], None] = unmarked
+        """Told at the end of each phase which one it was; may be replaced before the first pass."""
+        self._task = task
+        self._is_eog = is_eog
+        self._text = array("i")  # for `recent`: the tokens, and those that were drafted last
+        self._n_text = 0
+
+    @abstractmethod
+    def ask(self) -> Forward | None:
+        """Return the next pass that it needs, until `take` the same one; None: nothing more is written."""
+
+    @abstractmethod
+    def take(self, result: ForwardResult) -> Emitted | Step | None:
+        """Go on with what the pass gave; return what was written, None if only something was read."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End here: the caches then hold a beginning of `tokens`."""
+
+    @property
+    @abstractmethod
+    def n_read(self) -> int:
+        """Tokens that the target read in its prefills."""
+
+    @abstractmethod
+    def sources(self) -> dict[str, tuple[int, int]]:
+        """Return the tokens drafted and accepted of each source of drafts."""
+
+    @abstractmethod
+    def plain_rate(self) -> float | None:
+        """Return the tokens a second that plain decoding is expected to make now; None: not known."""
+
+    @abstractmethod
+    def note(self) -> str:
+        """Say in one sentence what was drafted or left to the small model, and why; "" if nothing was."""
+
+    def events(self) -> Iterator[Emitted | Step]:
+        """Run by itself, to the end or until it is closed."""
+        with closing(self):
+            while part := self.ask():
+                if made := self.take(part.run()):
+                    yield made
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether it has emitted a token."""
+        return len(self.tokens) > self.n_prompt
+
+    @property
+    def n_left(self) -> int | None:
+        """Tokens that may still be emitted; None: no limit."""
+        n_predict = self._task.options.n_predict
+        return None if n_predict is None else n_predict - (len(self.tokens) - self.n_prompt)
+
+    @property
+    def _room(self) -> int:
+        """Tokens that may be drafted: as many as can still be held and emitted, less the target's own."""
+        room, n_left = self.n_ctx - len(self.tokens), self.n_left
+        return (room if n_left is None else min(room, n_left)) - 1
+
+    def _emit(self, tokens: Sequence[int]) -> None:
+        """Append `tokens`, and note whether anything may follow."""
+        self.tokens.extend(tokens)
+        n_left = self.n_left
+        if self.is_writing and self._is_eog(self.tokens[-1]):
+            self.stop_reason = "eog"
+        elif n_left is not None and n_left <= 0:
+            self.stop_reason = "length"
+        elif len(self.tokens) >= self.n_ctx:
+            self.stop_reason = "context"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no token follows those that there are."""
+        return self.stop_reason != "interrupted"
+
+    def _recent(self, drafted: Sequence[int] = ()) -> array[int]:
+        """Return the text that the filters look back on, C ints, at the position after `drafted` tokens.
+
+        Valid until the next call.
+        """
+        text = self._text
+        del text[self._n_text :]
+        if self._task.options.params.looks_back:
+            text.extend(self.tokens[self._n_text :])
+            self._n_text = len(text)
+        text.extend(drafted)
+        return text
+
+
+class Generation(Loop):
+    """The exact loop over `target`'s session.
 
     Stops by itself after an end-of-generation token, after `n_predict` tokens and when the context is full;
-    `stop_reason` then says which. `tokens` are the prompt and what was emitted.
+    `stop_reason` then says which.
     """
 
     def __init__(
@@ -189,227 +320,221 @@ class Generation:
         states, for a drafter that reads them. Of the task's options those are read that concern single
         tokens: params, n_predict, stop_tokens, lenience, n_logprobs and prompt_logprobs.
         """
-        self.stop_reason: StopReason = "interrupted"
-        self.prompt_logprobs: list[Logprobs] = []
-        self.mark: Callable[[Phase], None] = unmarked
+        options = task.options
+        super().__init__(prompt, task, n_ctx=n_ctx or target.n_ctx, is_eog=options.ends(target.model.is_eog))
         self.n_known = self.n_prompt_read = n_known
-        self._target = target
-        self._is_eog = task.options.ends(target.model.is_eog)
-        self._drafter = drafter
+        self.session, self.drafter = target, drafter
         self._features = features
         self._leaves_states = features is not None and target.model.leaves_last_states
-        self._task = task
-        self._constraint = task.constraint
-        self._sequence = TokenSequence(prompt, task.options, n_ctx=n_ctx or target.n_ctx, is_eog=self._is_eog)
-        self.tokens = self._sequence.tokens
-        sampler = task.options.params.sampler(
+        self._states_from = self.n_prompt  # of the prompt: the first token whose hidden states are wanted
+        sampler = options.params.sampler(
             target.model.n_vocab,
             drafter.n_max if drafter else 0,
             seed=task.coins.seed,
             vocabulary=target.model,
         )
-        self._position = Position(sampler, self._sequence.recent, task.coins.take)
+        self._position = Position(sampler, self._recent, task.coins.take)
         self._verifier = Verifier(
             task.rule,
             self._position,
             is_eog=self._is_eog,
-            lenience=task.options.lenience,
+            lenience=options.lenience,
             constraint=task.constraint,
         )
-        self._n_cached = 0
-        self._draft_prefill: DraftPrefill | None = None  # once the drafter has begun
+        self._blamed = LogitsOf(target.model.path)
+        self._began: float | None = None  # when it began to read the prompt
+        self._part: Forward | None = None  # that it asked for
+        self._has_drafter_begun = False
         self._drafting: tuple[Sequence[int], int, Position] | None = None  # where the step has begun
-        self._step_began = 0.0
+        self._tree: Lowered | None = None  # of the step, once it is drafted: kept until it is verified
+        self._step_began = self._drafted = 0.0  # times of the step
+        self._is_marked = False  # whether its drafting is worth marks
 
     @property
     def n_read(self) -> int:
         """Tokens of the prompt that the target reads in its prefill."""
-        return self._sequence.n_prompt - self.n_known
-
-    def have_read(self, n_past: int) -> None:
-        """Take note that the target's cache holds `n_past` tokens of the sequence."""
-        if len(self.tokens) == self._sequence.n_prompt:  # not again by one that is resumed
-            self.n_prompt_read = n_past
-
-    @property
-    def n_pending(self) -> int:
-        """Tokens of the sequence that the target's next pass reads in any case."""
-        return len(self.tokens) - self._n_cached
-
-    @property
-    def n_left(self) -> int | None:
-        """Tokens that may still be emitted; None: no limit."""
-        return self._sequence.n_left
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether no token follows those that there are."""
-        return self._sequence.end() is not None
+        return self.n_prompt - self.n_known
 
     def sources(self) -> dict[str, tuple[int, int]]:
         """Return the tokens drafted and accepted of each source of drafts."""
-        return self._drafter.sources() if self._drafter else {}
+        return self.drafter.sources() if self.drafter else {}
 
     def plain_rate(self) -> float | None:
         """Return the tokens a second that plain decoding is expected to make now; None: not known."""
-        return self._drafter.plain_rate() if self._drafter else None
+        return self.drafter.plain_rate() if self.drafter else None
 
     def note(self) -> str:
         """Say in one sentence what was drafted, or why nothing was; "" if nothing was to be drafted."""
-        if self._drafter is None:
+        if self.drafter is None:
             options = self._task.options
             is_asked = options.drafter != "none" and options.gamma != 0 and not options.prompt_logprobs
             return "nothing was drafted: nothing can draft for this model" if is_asked else ""
-        return self._drafter.note()
+        return self.drafter.note()
 
-    def events(self) -> Generator[GenerationEvent]:
-        """Run by itself: a Prefill, a DraftPrefill if there is a drafter, then Steps."""
-        return run_alone(self.work())
+    def close(self) -> None:
+        """End here: the target's cache then holds a beginning of `tokens`."""
+        if self._task.constraint:
+            self._task.constraint.close()
+        with suppress(EdgespecError):  # it is closed: the process ends, or is a forked child
+            self.session.rewind(min(self.session.n_past, len(self.tokens)))
 
-    def work(self) -> Generator[TargetForward | GenerationEvent, Any]:
-        """Run as `events` does, and yield also the target's passes, to be sent their results."""
-        try:
-            with LogitsOf(self._target.model.path):
-                yield (yield from self._prefill())
-                if self._drafter and not self._finished():
-                    yield self._draft_prefill or self._begin_drafter(self._drafter)
-                while not self._finished():
-                    yield (yield from self._step())
-        finally:
-            if self._constraint:
-                self._constraint.close()
-            with suppress(EdgespecError):  # it is closed: the process ends, or is a forked child
-                self._target.rewind(min(self._target.n_past, len(self.tokens)))
-
-    def _begin_drafter(self, drafter: Drafter) -> DraftPrefill:
-        self.mark("rest")
-        started = time.perf_counter()
-        is_weighed = self._task.rule != "match"
-        drafter.begin(self.tokens, sampled=is_weighed, n_predict=self._task.options.n_predict)
-        self.mark("draft")
-        self._draft_prefill = DraftPrefill(time.perf_counter() - started)
-        return self._draft_prefill
-
-    def _finished(self) -> bool:
-        end = self._sequence.end()
-        self.stop_reason = end or self.stop_reason
-        return end is not None
-
-    def _prefill(self) -> Generator[TargetForward, Any, Prefill]:
-        """Read the prompt and sample a token: what verification of no nodes gives."""
-        self.mark("rest")
-        started = time.perf_counter()
-        self.n_known = self.n_prompt_read = self._target.rewind(self.n_known)
-        if self._task.options.prompt_logprobs:
-            rows = yield from self._score_prompt()
-        else:
-            rows = yield from self._read_prompt()
-        self.have_read(len(self.tokens))
-        if self._finished():  # no token is asked for
-            self.mark("prefill")
-            return Prefill(None, time.perf_counter() - started)
-        _, token, _ = self._verifier.verify(NO_NODES, rows)
-        logprobs = self._logprobs([rows[0]], [token])
-        self._n_cached = len(self.tokens)
-        self._emit([token])
-        self.mark("prefill")
-        return Prefill(token, time.perf_counter() - started, logprobs)
-
-    def _read_prompt(self) -> Generator[TargetForward, Any, Rows]:
-        """Read what of the prompt is not known; return the logits after it.
-
-        Where hidden states are wanted the end of it takes passes of its own: the library may then compute the
-        logits of all of their tokens, and has room for few.
-        """
-        session, start, n_prompt = self._target, self.n_known, len(self.tokens)
-        n_wanted = 0
-        if self._features:
-            self._features.begin(self.tokens)
-            n_wanted = min(self._features.n_prompt(), n_prompt - start)
-        if not n_wanted:
-            evaluated: ForwardResult = yield TargetForward(
-                session, self.tokens[start:], with_last_states=self._features is not None
-            )
-            if evaluated.features is not None:
-                self.keep_features(n_prompt - len(evaluated.features), evaluated.features)
-            return evaluated.rows
-        if start < n_prompt - n_wanted:
-            yield TargetForward(session, self.tokens[start : n_prompt - n_wanted], 0)
-        while True:
-            start, n_wanted = n_prompt - n_wanted, max(0, n_wanted - session.n_features_max)
-            part = self.tokens[start : n_prompt - n_wanted]
-            evaluated = yield TargetForward(session, part, 0 if n_wanted else 1, with_features=True)
-            if evaluated.features is not None:  # those of the part, or of its end
-                self.keep_features(n_prompt - n_wanted - len(evaluated.features), evaluated.features)
-            if not n_wanted:
-                return evaluated.rows
-
-    def _score_prompt(self) -> Generator[TargetForward, Any, Rows]:
-        """Read the prompt, keep what the target says of each of its tokens, and return the logits after it.
-
-        A pass takes as many tokens as it can give rows for: like a long draft, all of which is accepted.
-        """
-        most = min(_SCORED, self._target.most_drafted + 1)
-        n = self._task.options.n_logprobs or 0
-        start, prompt = self.n_known, self.tokens
-        while True:
-            part = prompt[start : start + most]
-            evaluated: ForwardResult = yield TargetForward(self._target, part, len(part))
-            following = prompt[start + 1 : start + 1 + len(part)]
-            self.prompt_logprobs += [
-                logprobs_of(row, token, n) for row, token in zip(evaluated.rows, following, strict=False)
-            ]
-            start += len(part)
-            if start == len(prompt):
-                return evaluated.rows[len(part) - 1 :]
-
-    def keep_features(self, at: int, features: Features) -> None:
-        """Keep the target's hidden states of the sequence's tokens from index `at` on."""
-        if self._features:
-            self._features.put(at, self.tokens[at : at + len(features)], features)
+    # ---- what it asks of the target ----
 
     @property
-    def is_writing(self) -> bool:
-        """Whether it has emitted a token."""
-        return len(self.tokens) > self._sequence.n_prompt
+    def _goal(self) -> tuple[int, int]:
+        """The tokens of the text after which it goes on, and of how many of them the logits are wanted."""
+        if self.is_writing or not self._task.options.prompt_logprobs:
+            return len(self.tokens), 1
+        n_scored = self.n_known + len(self.prompt_logprobs)
+        stop = min(n_scored + min(_SCORED, self.session.most_drafted + 1), self.n_prompt)
+        return stop, stop - n_scored
+
+    @property
+    def n_pending(self) -> int:
+        """Tokens of the text that must be evaluated before it goes on."""
+        return self._goal[0] - self.session.n_past
+
+    @property
+    def n_rest(self) -> int:
+        """The same, and what was drafted."""
+        return self.n_pending + (self._tree.n_nodes if self._tree else 0)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether it has more to read than a step can draft."""
+        return self.n_rest > MAX_GAMMA + 2
+
+    @property
+    def wants_states(self) -> bool:
+        """Whether its next pass is to leave the hidden states of all of its tokens."""
+        return self._features is not None and not self.is_writing and self.session.n_past >= self._states_from
+
+    def begin(self) -> None:
+        """Begin to read the prompt, if that has not begun; others that share its passes have begun too."""
+        if self._began is not None:
+            return
+        self.mark("rest")
+        self._began = time.perf_counter()
+        self.n_known = self.n_prompt_read = self.session.rewind(self.n_known)
+        if self._features:
+            self._features.begin(self.tokens)
+            self._states_from -= min(self._features.n_prompt(), self.n_read)
+            if self._states_from == self.n_prompt:  # only those that cost nothing
+                self._states_from += 1
+
+    def ask(self, most: int | None = None) -> Forward | None:
+        """Return its part of the target's next pass, until `take` the same one; None at the end.
+
+        `most`: tokens of the part, where it reads; None: no limit.
+        """
+        if self.is_complete:
+            return None
+        with self._blamed:
+            self.begin()
+            if self.is_writing and self._tree is None:
+                self._draft()
+        tree, session = self._tree or NO_NODES, self.session
+        stop, n_logits = self._goal
+        n_past = session.n_past
+        if n_past > stop - n_logits:  # an interrupted pass left tokens whose logits are wanted
+            n_past = session.rewind(stop - n_logits)
+        n, has_states = stop - n_past, self._features is not None
+        wants_states = has_states and self.wants_states
+        if most is not None and most < n + tree.n_nodes:
+            n = min(most, n - n_logits)
+        if wants_states:  # the library may then compute the logits of all tokens, and has room for few
+            n = min(n, session.n_features_max)
+        elif has_states and not self.is_writing:
+            n = min(n, self._states_from - n_past)
+        tokens = array("i", self.tokens[n_past : n_past + n])
+        if n_past + n < stop:
+            self._part = Forward(session, tokens, 0, with_features=wants_states)
+            return self._part
+        # Asked for otherwise, states may cost a row of logits for each token of all that share the pass.
+        are_left = has_states and (self._leaves_states and n == 1 if self.is_writing else not wants_states)
+        self._part = Forward(
+            session,
+            tokens + tree.tokens,
+            n_logits + tree.n_nodes,
+            tree.parents if tree.n_nodes else None,
+            with_features=has_states and not are_left,
+            with_last_states=are_left,
+        )
+        return self._part
 
     def begin_step(self) -> tuple[Sequence[int], int, Position]:
         """Begin a step that drafts; return the arguments of `Drafter.draft`.
 
         Whoever drafts for several texts together calls it before the step's pass is asked for.
         """
-        if self._drafter and not self._draft_prefill:
-            self._begin_drafter(self._drafter)
+        if self.drafter and not self._has_drafter_begun:
+            self._begin_drafter(self.drafter)
         self.mark("rest")
         self._step_began = time.perf_counter()
-        room = min(self._sequence.room, self._target.most_drafted)  # to be emitted, held, and taken back
+        room = min(self._room, self.session.most_drafted)  # to be emitted, held, and taken back
         self._drafting = self.tokens, room, self._position
         return self._drafting
 
-    def _step(self) -> Generator[TargetForward, Any, Step]:
-        """Propose, lower, evaluate, verify, emit, learn: docs/how-it-works.md walks through one."""
+    def _begin_drafter(self, drafter: Drafter) -> None:
+        self.mark("rest")
+        started = time.perf_counter()
+        is_weighed = self._task.rule != "match"
+        drafter.begin(self.tokens, sampled=is_weighed, n_predict=self._task.options.n_predict)
+        self.mark("draft")
+        self.tally.draft_prefill_s += time.perf_counter() - started
+        self._has_drafter_begun = True
+
+    @property
+    def wants_draft(self) -> bool:
+        """Whether its next step is still to be drafted."""
+        return self.is_writing and self._tree is None and not self.is_complete
+
+    def _draft(self) -> None:
         arguments = self._drafting or self.begin_step()
-        started, self._drafting = self._step_began, None
-        tree = lower(self._drafter.draft(*arguments)) if self._drafter else NO_NODES
-        n = tree.n_nodes
+        tree = lower(self.drafter.draft(*arguments)) if self.drafter else NO_NODES
+        self._drafted = time.perf_counter()
         # A mark costs as much as deciding against a draft; but the draft model may have worked for nothing.
-        drafts = n > 0 or time.perf_counter() - started > _WORTH_A_MARK_S
-        if drafts:
+        self._is_marked = tree.n_nodes > 0 or self._drafted - self._step_began > _WORTH_A_MARK_S
+        if self._is_marked:
             self.mark("draft")
-        drafted = time.perf_counter()
-        n_past = len(self.tokens)
-        pending = array("i", self.tokens[self._n_cached :])
-        # Asked for otherwise, states may cost a row of logits for each token of all that share the pass.
-        are_left = self._leaves_states and len(pending) == 1
-        evaluated: ForwardResult = yield TargetForward(
-            self._target,
-            pending + tree.tokens,
-            n + 1,
-            tree.parents,
-            with_features=self._features is not None and not are_left,
-            with_last_states=are_left,
-        )
-        rows = evaluated.rows
+        self._tree, self._drafting = tree, None
+
+    # ---- what the pass gave ----
+
+    def take(self, result: ForwardResult) -> Emitted | Step | None:
+        """Go on with what the pass gave; return what was written, None if only something was read."""
+        part, self._part = self._part, None
+        assert part, "ask comes first"  # noqa: S101
+        with self._blamed:
+            if self.is_writing:
+                return self._end_step(self._tree or NO_NODES, part, result) if part.n_logits else None
+            n_past = self.n_prompt_read = self.session.n_past
+            if result.features is not None and (part.with_features or part.n_logits):
+                self._keep_states(n_past - len(result.features), result.features)
+            if part.n_logits and self._task.options.prompt_logprobs:
+                self._score_prompt(n_past - part.n_logits, result.rows)
+            return self._end_prompt(result.rows[-1:]) if n_past == self.n_prompt else None
+
+    def _score_prompt(self, start: int, rows: Rows) -> None:
+        """Note what the target says of the prompt's tokens after index `start`."""
+        following = self.tokens[start + 1 : start + 1 + len(rows)]
+        self.prompt_logprobs += self._logprobs(rows[: len(following)], following, n=0)
+
+    def _end_prompt(self, rows: Rows) -> Emitted | None:
+        """Sample the first token: what verification of no nodes gives."""
+        emitted = None
+        self._emit(())
+        if not self.is_complete:  # else no token is asked for
+            _, token, _ = self._verifier.verify(NO_NODES, rows)
+            emitted = Emitted((token,), ("target",), self._logprobs(rows, [token]))
+            self._emit([token])
+        self.mark("prefill")
+        self.tally.prefill_s += time.perf_counter() - (self._began or 0.0)
+        return emitted
+
+    def _end_step(self, tree: Lowered, part: Forward, result: ForwardResult) -> Step:
+        """Verify, emit, learn: docs/how-it-works.md walks through a step."""
+        rows, n, n_past = result.rows, tree.n_nodes, len(self.tokens)
         self.mark("verify")
         verified = time.perf_counter()
         path, following, judged = self._verifier.verify(tree, rows)
@@ -418,54 +543,58 @@ class Generation:
             emitted.pop()  # nothing follows an end-of-generation token
         logprobs = self._logprobs([rows[i + 1] for i in (-1, *path)], emitted)
         self._emit(emitted)
-        self._keep_states(evaluated.features, len(pending), n, path)
+        self._keep_states_of_step(result.features, len(part.tokens) - n, n_past, path)
         n_trunk = sum(i == depth for depth, i in enumerate(path))  # what is in the cache already
-        self._n_cached = self._target.rewind(min(n_past + n_trunk, len(self.tokens) - 1))
-        if drafts:
+        n_pending = len(self.tokens) - self.session.rewind(min(n_past + n_trunk, len(self.tokens) - 1))
+        if self._is_marked:
             self.mark("rest")
         ready = time.perf_counter()
-        if self._drafter:
-            n_evaluated, seconds = evaluated.n_tokens, evaluated.seconds
-            outcome = DraftOutcome(path, emitted, self.n_pending, n_evaluated, seconds, judged, rows)
-            self._drafter.accept(self.tokens, outcome)
-            if drafts:
+        self._tree = None
+        if self.drafter:
+            outcome = DraftOutcome(path, emitted, n_pending, result.n_tokens, result.seconds, judged, rows)
+            self.drafter.accept(self.tokens, outcome)
+            if self._is_marked:
                 self.mark("draft")
-        ended = time.perf_counter()
-        return Step(
+        step = Step(
             tuple(emitted),
             n_drafted=n,
             n_accepted=len(path),
             depth=tree.depth(path),
-            draft_s=drafted - started + ended - ready,
-            verify_s=verified - drafted,
+            draft_s=self._drafted - self._step_began + time.perf_counter() - ready,
+            verify_s=verified - self._drafted,
             rest_s=ready - verified,
             logprobs=logprobs,
         )
+        self.tally.add(step)
+        return step
 
-    def _keep_states(
-        self, states: Features | None, n_pending: int, n_drafted: int, path: Sequence[int]
+    def _keep_states(self, at: int, states: Features) -> None:
+        """Keep the target's hidden states of the text's tokens from index `at` on."""
+        if self._features:
+            self._features.put(at, self.tokens[at : at + len(states)], states)
+
+    def _keep_states_of_step(
+        self, states: Features | None, n_pending: int, n_past: int, path: Sequence[int]
     ) -> None:
-        """Keep those of a step's pass: of the tokens read in any case, and of the drafted ones on `path`.
-
-        They end with those of the drafted tokens. Before them may be those of a text that was read again.
-        """
+        """Keep those of a step's pass: of the tokens read in any case, and of the drafted ones on `path`."""
         if self._features is None:
             return
         if states is None:  # the kernels do not run all of this model: they are asked for otherwise
             self._leaves_states = False
             return
-        first = len(states) - n_drafted
-        self.keep_features(
-            self._n_cached, states[[*range(first - n_pending, first), *(first + i for i in path)]]
-        )
+        self._keep_states(n_past - n_pending, states[[*range(n_pending), *(n_pending + i for i in path)]])
 
     def _emit(self, tokens: Sequence[int]) -> None:
-        self.tokens.extend(tokens)
-        if self._constraint:
-            self._constraint.advance(tokens)
+        super()._emit(tokens)
+        if tokens and self._task.constraint:
+            self._task.constraint.advance(tokens)
 
-    def _logprobs(self, rows: Sequence[Rows], tokens: Sequence[int]) -> tuple[Logprobs, ...]:
-        n = self._task.options.n_logprobs
+    def _logprobs(
+        self, rows: Sequence[Rows] | Rows, tokens: Sequence[int], n: int | None = None
+    ) -> tuple[Logprobs, ...]:
+        """Return those that were asked for; `n`: the likeliest of each, where the options say nothing."""
+        asked = self._task.options.n_logprobs
+        n = n if asked is None else asked
         if n is None:
             return ()
         return tuple(logprobs_of(row, token, n) for row, token in zip(rows, tokens, strict=False))

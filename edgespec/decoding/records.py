@@ -60,6 +60,17 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Emitted:
+    """Tokens that were emitted without a draft: the target's after the prompt, or a small model's."""
+
+    tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    """The origin of each of `tokens`."""
+    logprobs: tuple[Logprobs, ...] = ()
+    """An entry for each of `tokens`, where asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One pass of the target after the prompt's: a tree of n_drafted tokens, n_accepted + 1 emitted."""
 
@@ -83,15 +94,6 @@ class Step:
         accepted: list[Origin] = ["accepted"] * self.n_accepted
         return (*accepted, last)[: len(self.tokens)]
 
-    def add_to(self, tally: Tally) -> None:
-        """Count the step, its tokens and its seconds."""
-        tally.steps[self.depth, self.n_accepted] += 1
-        tally.n_drafted += self.n_drafted
-        tally.n_emitted += len(self.tokens)
-        tally.draft_s += self.draft_s
-        tally.verify_s += self.verify_s
-        tally.rest_s += self.rest_s
-
 
 @dataclass(slots=True)
 class Tally:
@@ -106,6 +108,15 @@ class Tally:
     draft_s: float = 0.0
     verify_s: float = 0.0
     rest_s: float = 0.0
+
+    def add(self, step: Step) -> None:
+        """Count a step, its tokens and its seconds."""
+        self.steps[step.depth, step.n_accepted] += 1
+        self.n_drafted += step.n_drafted
+        self.n_emitted += len(step.tokens)
+        self.draft_s += step.draft_s
+        self.verify_s += step.verify_s
+        self.rest_s += step.rest_s
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,15 @@ llama.cpp's (llama/session.py) and Whisper's (speech/session.py) are such sessio
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
+
+from edgespec.errors import EdgespecError
 
 Rows: TypeAlias = npt.NDArray[np.float32]
 """Logits, shape (n_logits, n_vocab), C-contiguous: a view on the library's buffer."""
@@ -186,6 +188,97 @@ class ModelSession(Protocol):
 
     def rewind(self, n_keep: int, /) -> int:
         """Cut the sequence back to its first `n_keep` tokens; return how many are left, maybe fewer."""
+
+
+class Forward(SequenceTokens):
+    """A forward pass over tokens after a session's sequence."""
+
+    __slots__ = ("finish", "session")
+
+    finish: Callable[[ForwardResult], ForwardResult]
+    """Returns what a draft model makes of the result, and takes note of the pass; set in its passes alone."""
+
+    def __init__(
+        self,
+        session: ModelSession,
+        tokens: Sequence[int],
+        n_logits: int = 1,
+        parents: Sequence[int] | None = None,
+        *,
+        inputs: Inputs | None = None,
+        with_features: bool = False,
+        with_last_states: bool = False,
+    ) -> None:
+        """Ask for a pass of `session`; the other arguments are the fields of SequenceTokens."""
+        super().__init__(session.sequence, tokens, n_logits, parents, inputs, with_features, with_last_states)
+        self.session = session
+
+    @property
+    def n_outputs(self) -> int:
+        """Tokens whose logits the library computes."""
+        return len(self.tokens) if self.with_features and self.session.all_logits else self.n_logits
+
+    def run(self) -> ForwardResult:
+        """Make the pass with nothing else in it, and return its result."""
+        return self.session.cache.forward([self])[0]
+
+
+def forward_together(parts: Sequence[Forward]) -> list[ForwardResult | Exception]:
+    """Make one pass of a cache for all `parts`, which fit in one; return a result for each.
+
+    Where it fails make one for each; an error stands in the place of the result of one that fails again.
+    """
+    try:
+        return [*parts[0].session.cache.forward(parts)]
+    except (EdgespecError, MemoryError, OSError) as error:
+        if len(parts) == 1:
+            return [error]
+    found: list[ForwardResult | Exception] = []
+    for part in parts:
+        if found and isinstance(last := found[-1], ForwardResult):
+            found[-1] = last.copy()  # its rows are the cache's own memory, which the next pass overwrites
+        try:
+            found.append(part.run())
+        except (EdgespecError, MemoryError, OSError) as error:
+            found.append(error)
+    return found
+
+
+def is_one_pass(parts: Sequence[Forward]) -> bool:
+    """Whether the library makes one pass of these; with states each must have as many tokens."""
+    return not parts[0].session.model.keeps_state or len({len(part.tokens) for part in parts}) == 1
+
+
+class TokenView(Sequence[int]):
+    """The first tokens of a text that only grows, and perhaps others after them, read in place.
+
+    A slice is a tuple.
+    """
+
+    __slots__ = ("_more", "_n", "_tokens")
+
+    def __init__(self, tokens: Sequence[int], more: Sequence[int] = (), n: int | None = None) -> None:
+        """View the first `n` of `tokens` (None: all that there are now), then `more`."""
+        self._tokens, self._more, self._n = tokens, more, len(tokens) if n is None else n
+
+    def __len__(self) -> int:
+        return self._n + len(self._more)
+
+    @overload
+    def __getitem__(self, place: int, /) -> int: ...
+    @overload
+    def __getitem__(self, place: slice, /) -> tuple[int, ...]: ...
+    def __getitem__(self, place: int | slice, /) -> int | tuple[int, ...]:
+        if isinstance(place, slice):
+            start, stop, step = place.indices(len(self))
+            if step != 1:
+                return tuple(self[i] for i in range(start, stop, step))
+            n, tokens, more = self._n, self._tokens, self._more
+            return (*tokens[start : min(stop, n)], *more[max(0, start - n) : max(0, stop - n)])
+        i = place + len(self) if place < 0 else place
+        if not 0 <= i < len(self):
+            raise IndexError(f"no token {place} of {len(self)}")
+        return self._tokens[i] if i < self._n else self._more[i - self._n]
 
 
 def as_ints(tokens: Sequence[int]) -> array[int]:

@@ -26,8 +26,7 @@ import numpy as np
 
 from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless
 from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.forward import DraftForward
-from edgespec.decoding.session import Features, ForwardResult, Inputs, ModelSession, n_common
+from edgespec.decoding.session import Features, Forward, ForwardResult, Inputs, ModelSession, n_common
 from edgespec.drafting.draft_model import DraftModel, WindowedModel
 from edgespec.drafting.foreign.translated_model import ROOM_PER_TOKEN, TranslatedModel
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
@@ -335,9 +334,9 @@ class BlockModel(WindowedModel):
             self._start_at(start)
         if start < self.features.end:
             inputs = self.features.rows(start, self.features.end)
-            DraftForward(self._session, tokens[start : self.features.end], 0, inputs=inputs).run()
+            Forward(self._session, tokens[start : self.features.end], 0, inputs=inputs).run()
 
-    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> DraftForward | ForwardResult:
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
         """Return the pass of a block, in which others may share, or what is left of the last one.
 
         `follows` must say that it can; there are no `guesses`.
@@ -352,7 +351,7 @@ class BlockModel(WindowedModel):
         self.read(tokens)
         handled_s = time.perf_counter() - started
         block = [tokens[-1], *self._masks]
-        asked = DraftForward(self._session, block, len(block), with_features=self._rows.with_states)
+        asked = Forward(self._session, block, len(block), with_features=self._rows.with_states)
         asked.finish = partial(self._finish_block, tokens[-1], len(tokens), self.n_past, handled_s)
         return asked
 
@@ -708,14 +707,14 @@ class LentModel(DraftModel):
     def make_room(self, n_tokens: int) -> None:
         """Do nothing: the target's sequence has what room it needs."""
 
-    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> DraftForward | ForwardResult:
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
         """Return the pass over the last token; `follows` must say that it can, and there are no `guesses`."""
         if guesses:
             raise ValueError("it drafts without guesses")
         before = len(tokens) - 2
         is_known = self.features.first <= before < self.features.end
         state = self.features.rows(before, before + 1) if is_known else self._own
-        asked = DraftForward(self._session, self._known(tokens[-1:]), inputs=state, with_features=True)
+        asked = Forward(self._session, self._known(tokens[-1:]), inputs=state, with_features=True)
         asked.finish = partial(self._finish_read, len(tokens) - 1)
         return asked
 

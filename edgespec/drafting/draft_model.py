@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.forward import DraftForward
-from edgespec.decoding.session import ForwardResult, ModelSession, Rows, n_common
+from edgespec.decoding.session import Forward, ForwardResult, ModelSession, Rows, n_common
 from edgespec.errors import LogitsOf
 
 
@@ -150,15 +149,15 @@ class DraftModel:
     def evaluate(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> ForwardResult:
         """Run as `run` does; return all that the pass gave."""
         asked = self.ask(tokens, guesses)
-        return asked.finish(asked.run()) if isinstance(asked, DraftForward) else asked
+        return asked.finish(asked.run()) if isinstance(asked, Forward) else asked
 
-    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> DraftForward | ForwardResult:
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
         """Return the pass of `run`, in which others may share: its `finish` gives the rows of `run`.
 
         A result instead, where no pass is needed or none can be shared.
         """
         pending = [*tokens[self._offset + self._session.n_past :], *guesses]
-        asked = DraftForward(self._session, self._known(pending), 1 + len(guesses))
+        asked = Forward(self._session, self._known(pending), 1 + len(guesses))
         asked.finish = self._finish
         return asked
 

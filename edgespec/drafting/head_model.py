@@ -24,8 +24,7 @@ from functools import partial
 import numpy as np
 
 from edgespec.decoding.features import KEPT, TargetFeatures
-from edgespec.decoding.forward import DraftForward
-from edgespec.decoding.session import Features, ForwardResult, Inputs, n_common
+from edgespec.decoding.session import Features, Forward, ForwardResult, Inputs, n_common
 from edgespec.drafting.answer_lengths import CAUTION
 from edgespec.drafting.draft_model import WindowedModel
 from edgespec.drafting.expected_gain import gain_if_all_draft
@@ -160,10 +159,10 @@ class HeadModel(WindowedModel):
         """Prefill the unread part of `tokens` except the last, which is read with the next pass."""
         start = self._find_start()
         if unread := tokens[start:-1]:
-            DraftForward(self._session, unread, 0, inputs=self._inputs(start, unread)).run()
+            Forward(self._session, unread, 0, inputs=self._inputs(start, unread)).run()
             self._n_true, self._own_at = len(tokens) - 1, -1
 
-    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> DraftForward | ForwardResult:
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
         """Return the pass of `run`, in which others may share: its `finish` gives the rows of `run`.
 
         Of the tokens to be read, the target's hidden states must be known, but for the last one's
@@ -174,11 +173,11 @@ class HeadModel(WindowedModel):
         pending = [*tokens[start:], *guesses]
         if (n_first := len(pending) - self._session.n_features_max) > 0:
             inputs = self._inputs(start, pending[:n_first])
-            DraftForward(self._session, pending[:n_first], 0, inputs=inputs).run()
+            Forward(self._session, pending[:n_first], 0, inputs=inputs).run()
             start, pending = start + n_first, pending[n_first:]
         inputs = self._inputs(start, pending)
         handled_s = time.perf_counter() - started
-        asked = DraftForward(self._session, pending, 1 + len(guesses), inputs=inputs, with_features=True)
+        asked = Forward(self._session, pending, 1 + len(guesses), inputs=inputs, with_features=True)
         asked.finish = partial(self._finish_read, start + len(pending), handled_s)
         return asked
 

@@ -45,7 +45,7 @@ from edgespec.decoding.choices import DrafterName, NamedDrafter
 from edgespec.decoding.drafter import DraftOutcome, Position
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.passes import order
-from edgespec.decoding.token_sequence import TokenView
+from edgespec.decoding.session import TokenView
 from edgespec.decoding.tree import Tree, TreeNode
 from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.predictor import AcceptanceTable

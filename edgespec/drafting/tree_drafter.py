@@ -27,11 +27,16 @@ import numpy as np
 
 from edgespec import _core
 from edgespec.decoding.drafter import DraftOutcome, Position
-from edgespec.decoding.forward import DraftForward
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
-from edgespec.decoding.session import ForwardResult, Rows
-from edgespec.decoding.token_sequence import TokenView
+from edgespec.decoding.session import (
+    Forward,
+    ForwardResult,
+    Rows,
+    TokenView,
+    forward_together,
+    is_one_pass,
+)
 from edgespec.decoding.tree import Source, Tree, TreeNode
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.expected_gain import MAX_UNREAD
@@ -39,7 +44,7 @@ from edgespec.drafting.online_curve import OnlineCurve, PassCurves
 from edgespec.drafting.policy import DraftAction, ModelAction, SuffixAction
 from edgespec.drafting.predictor import Predictor, bucket_of
 from edgespec.drafting.profile import N_MAX
-from edgespec.drafting.proposal import DraftStep, Proposal, SuffixOffer
+from edgespec.drafting.proposal import DraftStep, Proposal, SuffixOffer, learn_step
 from edgespec.drafting.rejections import PlacesOfText
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.shared_decision import Bid
@@ -91,7 +96,7 @@ class ModelSource:
 
     def ask(
         self, tokens: Sequence[int], guesses: Sequence[int], proposal: Proposal
-    ) -> DraftForward | ForwardResult:
+    ) -> Forward | ForwardResult:
         """Return the model's pass after `tokens` and the trunk, over `guesses` too, or its result."""
         model = self._model
         sequence = TokenView(tokens, proposal.drafted) if proposal.drafted else tokens
@@ -325,15 +330,16 @@ class SuffixSource:
 class TreeDrafter:
     """Proposes a tree of tokens a step; a Drafter. One for a generation.
 
-    `draft` is one call, which decides for this request alone. Whoever drafts for several requests together
-    calls `start` first, then answers each `bid` with `act` and each `forward` with `read`, until there is
-    neither; `draft` then returns what was drafted so.
+    `draft` is one call. Whoever drafts for several requests together calls `start` of each first, and then
+    `draft_together`; `draft` returns what was drafted so.
     """
 
     bid: Bid | None = None
     """The decision that the draft waits for."""
-    forward: DraftForward | None = None
+    forward: Forward | None = None
     """The draft model's pass that it waits for."""
+    error: Exception | None = None
+    """What its own code failed with, raised by `draft`."""
     rejected: PlacesOfText | None = None
     """Told of each draft of the model's that was rejected."""
     on_message: MessageFn = staticmethod(silent)
@@ -362,14 +368,14 @@ class TreeDrafter:
         self._is_eog = is_eog
         self._suffix = suffix if policy.suffix or policy.staged else None
         self._model = model if policy.model else None
-        self._target_clock, draft_clock = clocks
+        self._target_clock, self.draft_clock = clocks
         self._suffix_source: SuffixSource | None = None  # once a sequence has begun
         self._model_source = (
-            ModelSource(self._model, scheduler, clock=draft_clock, is_eog=is_eog, constraint=constraint)
+            ModelSource(self._model, scheduler, clock=self.draft_clock, is_eog=is_eog, constraint=constraint)
             if self._model
             else None
         )
-        self._sleep = Activation(scheduler, self._model, draft_clock) if self._model else None
+        self._sleep = Activation(scheduler, self._model, self.draft_clock) if self._model else None
         self._on_step = on_step
         self._constraint = constraint
         self.n_max = scheduler.n_max
@@ -429,6 +435,11 @@ class TreeDrafter:
         return self._model.n_held if self._model else 0
 
     @property
+    def n_drafted(self) -> int:
+        """Tokens of the trunk so far."""
+        return self._proposal.depth
+
+    @property
     def is_drafting(self) -> bool:
         """Whether a draft was started that `draft` has yet to return."""
         return self._started > 0.0
@@ -437,11 +448,9 @@ class TreeDrafter:
         """Propose up to `room` tokens, none after an end-of-generation token."""
         if not self.is_drafting:
             self.start(tokens, room, position)
-        while self.bid or self.forward:
-            if self.bid:
-                self.act(self.bid.choice())
-            elif self.forward:
-                self._run(self.forward)
+        draft_together([self])
+        if self.error:
+            raise self.error
         proposal = self._proposal
         if not self._rests:
             proposal.rate = self.scheduler.rate
@@ -516,26 +525,21 @@ class TreeDrafter:
             self._grown(depth)
         elif isinstance(action, ModelAction) and model and self._model_source and bid and bid.unread:
             guesses = offer.tokens[: min(action.n_guesses, proposal.n_left - 1)]
-            asked: DraftForward | ForwardResult | None = None
+            asked: Forward | ForwardResult | None = None
             with self._guarded():
                 asked = self._model_source.ask(self._tokens, guesses, proposal)
-            if isinstance(asked, DraftForward):
+            if isinstance(asked, Forward):
                 self.forward = asked
             elif asked:
                 result = asked
                 self._propose(lambda: result)
 
-    def _run(self, forward: DraftForward) -> None:
-        result = None
-        with self._guarded():
-            result = forward.run()
-        if result:
-            self.read(result)
-
-    def read(self, result: ForwardResult) -> None:
-        """Go on with what `forward` gave, up to the next decision or pass."""
+    def read(self, result: ForwardResult | Exception) -> None:
+        """Go on with what `forward` gave, or without the model where it failed, up to the next decision."""
         forward, self.forward = self.forward, None
-        if forward:
+        if isinstance(result, Exception):
+            self.lose_model(result)
+        elif forward:
             self._propose(partial(forward.finish, result))
 
     def _propose(self, evaluate: Callable[[], ForwardResult]) -> None:
@@ -658,68 +662,67 @@ class TreeDrafter:
         return f"{said}; {self._failed}" if self._failed else said
 
 
-def learn_step(predictor: Predictor, proposal: Proposal, outcome: DraftOutcome) -> None:
-    """Count the outcome of `proposal` in the predictor's tables."""
-    n_right = proposal.n_right(outcome.emitted)
-    _learn_offers(predictor, proposal.offers, n_right, outcome.emitted)
-    _learn_others(predictor, proposal.others, n_right, outcome.emitted)
-    _learn_tree(predictor, proposal.tree, outcome)
-
-
-def _learn_offers(
-    predictor: Predictor, offers: Sequence[SuffixOffer], n_trunk: int, emitted: Sequence[int]
+def draft_together(
+    drafters: Sequence[TreeDrafter],
+    *,
+    n_batch: int = 0,
+    decide: Callable[[Sequence[Bid]], Sequence[DraftAction]] | None = None,
 ) -> None:
-    """Learn from the suffix store's offers along a trunk, `n_trunk` tokens of which were emitted.
+    """Draft to the end for all `drafters` that were started: passes of their draft model are shared.
 
-    The emitted tokens judge every offer, also one that was not taken.
+    `n_batch`: most tokens of a pass that several share. All rows of a pass are read before anything else is
+    asked for. An interrupted pass leaves all as they were: a second call goes on.
     """
-    for offer in offers:
-        if n_trunk < offer.at:
-            break
-        for depth, token, bucket in zip(
-            range(offer.at, len(emitted)), offer.tokens, offer.buckets, strict=False
-        ):
-            right = emitted[depth] == token
-            predictor.learn_offered(depth, bucket, right)
-            if not right:
-                break
+    while True:
+        if bids := [(drafter, drafter.bid) for drafter in drafters if drafter.bid]:
+            asked = [bid for _, bid in bids]
+            actions = decide(asked) if decide else [bid.choice() for bid in asked]
+            for (drafter, _), action in zip(bids, actions, strict=True):
+                _go_on(drafter, partial(drafter.act, action))
+        elif passes := [(drafter, drafter.forward) for drafter in drafters if drafter.forward]:
+            for group in _groups(passes, n_batch):
+                _pass_together(group)
+        else:
+            return
 
 
-def _learn_others(
-    predictor: Predictor, others: Sequence[Sequence[tuple[int, int]]], n_trunk: int, emitted: Sequence[int]
-) -> None:
-    """Learn from the draft model's likeliest tokens at each position of a trunk: (token, bucket).
-
-    They too are compared with what was emitted, proposed or not.
-    """
-    for depth, likeliest in enumerate(others[: min(n_trunk + 1, len(emitted))]):
-        for token, bucket in likeliest:
-            predictor.other.learn(depth, bucket, emitted[depth] == token)
+def _go_on(drafter: TreeDrafter, act: Callable[[], None]) -> None:
+    """Let one of them go on; the others do where it fails."""
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001 - raised again by `draft`
+        drafter.bid = drafter.forward = None
+        drafter.error = error
 
 
-def _learn_tree(predictor: Predictor, tree: Tree, outcome: DraftOutcome) -> None:
-    """Learn from the draft model's tokens that were judged: children of the root and of accepted nodes."""
-    judged = {i: (p, q) for i, p, q in outcome.judged}
-    at = -1
-    for depth, kept in enumerate([*outcome.path, -1]):
-        below = [i for i in range(at + 1, len(tree)) if tree[i].parent == at]
-        for i in below:
-            node = tree[i]
-            if node.source in {"suffix", "forced"}:
-                continue
-            label = float(i == kept)
-            if node.source == "sampled" and i != below[0]:
-                predictor.second.learn(depth, node.bucket, label)
-            elif node.source == "sampled" or node.is_top:
-                if i in judged:
-                    p, q = judged[i]
-                    label = min(1.0, p / q)
-                    if node.is_top and node.source == "sampled":  # what the point mass would have got
-                        predictor.argmax.learn(depth, node.bucket, p)
-                table = predictor.sampled if node.source == "sampled" else predictor.argmax
-                table.learn(depth, node.bucket, label)
-                predictor.next.learn(depth, node.next_bucket, label)
-        at = kept
+def _pass_together(group: Sequence[tuple[TreeDrafter, Forward]]) -> None:
+    """Make one pass of the draft model for a group of drafters."""
+    parts = [forward for _, forward in group]
+    n_past = sum(drafter.n_draft_held for drafter, _ in group) // len(group)
+    results = forward_together(parts)
+    first, n_tokens = results[0], sum(len(part.tokens) for part in parts)
+    clock = group[0][0].draft_clock
+    shared = first if isinstance(first, ForwardResult) and len(parts) > 1 and is_one_pass(parts) else None
+    if clock and shared and shared.n_tokens == n_tokens <= N_MAX:  # else one was made for each
+        clock.observe(n_tokens, n_past, shared.seconds)
+    for (drafter, _), result in zip(group, results, strict=True):
+        _go_on(drafter, partial(drafter.read, result))
+
+
+def _groups(
+    passes: Sequence[tuple[TreeDrafter, Forward]], n_batch: int
+) -> list[list[tuple[TreeDrafter, Forward]]]:
+    """Group the draft model's passes so that each group fits in one."""
+    groups: list[list[tuple[TreeDrafter, Forward]]] = []
+    n_tokens = n_rows = 0
+    for drafter, forward in passes:
+        n_tokens += len(forward.tokens)
+        n_rows += forward.n_outputs
+        if not groups or n_tokens > n_batch or n_rows > forward.session.n_logits_max:
+            groups.append([])
+            n_tokens, n_rows = len(forward.tokens), forward.n_outputs
+        groups[-1].append((drafter, forward))
+    return groups
 
 
 _FEWEST_PROBED, _PROBED = 8, 24  # tokens of the answer that an idle draft model is probed on

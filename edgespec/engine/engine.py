@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Unpack
 
 from edgespec.decoding.choices import DrafterChoice, NamedDrafter, Objective
-from edgespec.decoding.generate import Generation
-from edgespec.decoding.loop import Event
+from edgespec.decoding.generate import Generation, Loop
 from edgespec.decoding.options import OptionKeywords, Options, token_ids
 from edgespec.decoding.records import Provenance, Result
 from edgespec.drafting.draft_model import DraftModel
@@ -65,8 +64,6 @@ class RunningRequest:
     """Where drafts of it were rejected, if that is kept."""
     batched: BatchedRequest | None = None
     """Its entry in the batcher, where it shares passes."""
-    events: Generator[Event] | None = None
-    """Its events, where it runs by itself."""
     n_steps: int = 0
     shares: float = 0.0
     """The request's share of those steps: the sum of 1 / requests running."""
@@ -159,23 +156,21 @@ class RequestRunner:
         stream.on_closed = self._ended
         stream.confirm = partial(self.end_damaged, wait=True)
         if isinstance(loop, Generation) and running.session and self.batcher:
-            batched = BatchedRequest(
-                loop, running.session, running.drafter, stream.take, stream.end, running.scheduler
-            )
-            running.batched = batched
-            self.batcher.add(batched)
+            running.batched = BatchedRequest(loop, stream.take, stream.end, running.scheduler)
+            self.batcher.add(running.batched)
             stream.advance = self.step
         else:
-            running.events = loop.events()
-            stream.advance = partial(self._advance, stream, running.events)
+            stream.advance = partial(self._advance, stream, loop)
 
-    def _advance(self, stream: Stream, events: Generator[Event]) -> None:
+    def _advance(self, stream: Stream, loop: Loop) -> None:
+        """Make the next pass of a loop that shares none."""
         self.end_damaged()
         with self._advancing():
-            try:
-                stream.take(next(events))
-            except StopIteration:
+            part = loop.ask()
+            if part is None:
                 stream.end()
+            elif made := loop.take(part.run()):
+                stream.take(made)
 
     @contextmanager
     def _advancing(self) -> Iterator[None]:
@@ -347,8 +342,8 @@ class RequestRunner:
         self._pair.idle.note(self.n_running)
         if running.batched and self.batcher:
             self.batcher.close(running.batched)
-        if running.events:
-            running.events.close()
+        else:
+            running.loop.close()
         if running.n_steps:
             stream.energy_share = running.shares / running.n_steps
         self._release(running)

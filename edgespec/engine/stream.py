@@ -8,16 +8,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from edgespec.decoding.loop import Event, Loop
+from edgespec.decoding.generate import Loop
 from edgespec.decoding.records import (
+    Emitted,
     Logprobs,
     Origin,
     PromptProgress,
     Provenance,
     Result,
     Stats,
+    Step,
     StopReason,
-    Tally,
     Token,
     summarise,
 )
@@ -66,7 +67,6 @@ class Stream:
         self._n_alone = 0
         self._parts: list[str] = []
         self._ids: list[int] = []
-        self._tally = Tally()
         self._ttft_s: float | None = None
         self._called = called
         self._ended: float | None = None
@@ -177,13 +177,12 @@ class Stream:
 
     # ---- told by whoever runs the loop ----
 
-    def take(self, event: Event) -> None:
-        """Take what the loop has done."""
-        event.add_to(self._tally)
-        if self._ttft_s is None and event.tokens:
+    def take(self, made: Emitted | Step) -> None:
+        """Take what the loop has written."""
+        if self._ttft_s is None:
             self._ttft_s = time.perf_counter() - self._called
-        logprobs = event.logprobs or (None,) * len(event.tokens)
-        for token, origin, said in zip(event.tokens, event.origins, logprobs, strict=True):
+        logprobs = made.logprobs or (None,) * len(made.tokens)
+        for token, origin, said in zip(made.tokens, made.origins, logprobs, strict=True):
             if not self._is_end(token):
                 self._emitted.append((token, origin, said))
             elif said:
@@ -235,7 +234,7 @@ class Stream:
         self._parts.append(made.text)
         self._ids.append(token)
         self._n_alone += origin == "alone"
-        self._tally.rest_s += time.perf_counter() - started
+        self._loop.tally.rest_s += time.perf_counter() - started
         return made
 
     def _finish(self) -> str:
@@ -262,7 +261,7 @@ class Stream:
 
     def _stats(self) -> Stats:
         return summarise(
-            self._tally,
+            self._loop.tally,
             n_prompt=self._loop.n_read,
             n_tokens=len(self._ids),
             ttft_s=self._ttft_s,

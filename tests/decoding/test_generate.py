@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from array import array
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -17,10 +16,8 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.apps.energy.sources import EnergySource
-from edgespec.decoding.forward import Forward, TargetForward
 from edgespec.decoding.generate import Generation, logprobs_of
 from edgespec.decoding.grammar.constraint import Constraint
-from edgespec.decoding.loop import DraftPrefill, Prefill
 from edgespec.decoding.records import Step
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.learned_costs import LearnedCosts
@@ -82,21 +79,19 @@ def tokens_of(target, draft, params, *, seed=1, n_predict=40, rule="block", prom
     drafter = chain_of(draft, **drafting) if draft else None
     run = Generation(target, drafter, prompt, task_of(params, seed, rule=rule, n_predict=n_predict))
     events = list(run.events())
-    return run.tokens[len(prompt) :], [e for e in events if not isinstance(e, Prefill | DraftPrefill)]
+    return run.tokens[len(prompt) :], [e for e in events if isinstance(e, Step)]
 
 
 def test_a_generation_asks_for_passes_of_the_target_alone(sessions):
     """Also where a model drafts. After the prompt a pass has its tokens packed as the library takes them."""
     target, draft = sessions
-    work = Generation(target, chain_of(draft), PROMPT, task_of(WARM, 1, n_predict=12)).work()
-    asked, result = [], None
-    with suppress(StopIteration):
-        while True:
-            made = work.send(result)
-            result = made.run() if isinstance(made, Forward) else None
-            asked += [made] if result else []
-    assert {type(one) for one in asked} == {TargetForward}
-    assert all(isinstance(one.tokens, array) and one.tokens.typecode == "i" for one in asked[1:])
+    run = Generation(target, chain_of(draft), PROMPT, task_of(WARM, 1, n_predict=12))
+    asked = []
+    while part := run.ask():
+        asked.append(part)
+        run.take(part.run())
+    assert {part.session for part in asked} == {target}
+    assert all(isinstance(part.tokens, array) and part.tokens.typecode == "i" for part in asked)
     assert any(one.parents for one in asked)
 
 
@@ -325,7 +320,7 @@ def test_nothing_follows_an_end_of_generation_token_inside_a_draft(sessions, mon
     with Session(target.model, n_ctx=256, n_threads=1) as same:
         drafter = chain_of(same, gamma=6, is_eog=lambda token: token == end)
         run = Generation(target, drafter, PROMPT, task_of(GREEDY, 1, n_predict=30))
-        steps = [e for e in run.events() if not isinstance(e, Prefill | DraftPrefill)]
+        steps = [e for e in run.events() if isinstance(e, Step)]
     assert run.tokens[len(PROMPT) :] == plain[: cut + 1]
     assert run.stop_reason == "eog"
     assert steps[-1].tokens[-1] == end
@@ -771,7 +766,7 @@ def marks_of(target, draft, **options):
     drafter = chain_of(draft, gamma=2) if draft else None
     run = Generation(target, drafter, PROMPT, task_of(GREEDY, n_predict=12, **options))
     run.mark = marks.append
-    steps = [event for event in run.events() if not isinstance(event, Prefill | DraftPrefill)]
+    steps = [event for event in run.events() if isinstance(event, Step)]
     return marks, steps
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,7 @@ from edgespec.decoding.choices import NamedDrafter
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.session import n_common
-from edgespec.decoding.token_sequence import TokenView
+from edgespec.decoding.session import TokenView, n_common
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.plugin import PluginDrafter
@@ -23,7 +21,7 @@ from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.suffix import NgramDrafter, SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
-from edgespec.engine.batcher import PREFILL_CHUNK, BatchedRequest
+from edgespec.engine.batcher import PREFILL_CHUNK
 from toy_models import V
 from toy_schedulers import FixedPolicy, curves, soon_drafting
 from toy_sessions import ToySession
@@ -97,7 +95,7 @@ def copied(n_prompt: int, policy: Policy | None, params: SamplingParams, rule: s
     prompt = [int(token) for token in np.random.default_rng(1).integers(0, V, n_prompt)]
     drafter = drafter_of(policy, prompt)
     run = Generation(LastTokens(1).session(), drafter, prompt, task_of(params, rule=rule))
-    counted = run.tokens = run._sequence.tokens = CountedTokens(prompt)
+    counted = run.tokens = CountedTokens(prompt)
     for i, _ in enumerate(run.events()):
         if i == 2:  # the prompt is read, by both, and a step made
             counted.copied = 0
@@ -123,18 +121,15 @@ def test_a_step_copies_as_much_of_a_long_text(policy: Policy | None, filters: An
 def test_reading_a_prompt_copies_it_once() -> None:
     """In parts, as a prompt is read beside others."""
     for n in (SHORT, LONG):
-        tokens = CountedTokens(range(n))
-        loop = SimpleNamespace(work=lambda: None, tokens=tokens)
-        session = SimpleNamespace(n_past=0, sequence=0)
-        request = BatchedRequest(loop, session, None, print, print)  # type: ignore[arg-type]
-        request.ask = SimpleNamespace(  # type: ignore[assignment]
-            tokens=tokens, n_logits=1, parents=None, with_features=False, with_last_states=False
+        session = LastTokens(1).session()
+        run = Generation(
+            session, None, [token % V for token in range(n)], task_of(SamplingParams(temperature=0))
         )
-        read: list[int] = []
-        while session.n_past < n:
-            read += (part := request.part(PREFILL_CHUNK)).tokens
-            session.n_past += len(part.tokens)
-        assert read == [*range(n)]
+        tokens = run.tokens = CountedTokens(run.tokens)
+        while not run.is_writing:
+            part = run.ask(PREFILL_CHUNK)
+            run.take(part.run())
+        assert session.tokens == [token % V for token in range(n)]
         assert tokens.copied <= 2 * n
 
 

@@ -14,7 +14,7 @@ def step(n_drafted, n_accepted, n_tokens=None, depth=None):
 def stats_of(*steps, n_tokens=10, ttft_s=0.5, total_s=2.5) -> Stats:
     tally = Tally(prefill_s=0.4, draft_prefill_s=0.1)
     for one in steps:
-        one.add_to(tally)
+        tally.add(one)
     return summarise(
         tally,
         n_prompt=20,

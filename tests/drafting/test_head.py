@@ -12,9 +12,9 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import KEPT, TargetFeatures
-from edgespec.decoding.forward import Forward
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.options import Options, Waking
+from edgespec.decoding.session import Forward
 from edgespec.drafting.answer_lengths import AnswerLengths
 from edgespec.drafting.head_model import HeadModel, states_worth
 from edgespec.drafting.learned_costs import LearnedCosts

@@ -8,8 +8,8 @@ import pytest
 from architecture_table import MTP
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.forward import Forward
 from edgespec.decoding.options import Waking
+from edgespec.decoding.session import Forward
 from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.profile import ProfileKey
 from edgespec.errors import EdgespecError, UsageError

@@ -13,8 +13,7 @@ import pytest
 import head_equations
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.forward import Forward
-from edgespec.decoding.session import ForwardResult
+from edgespec.decoding.session import Forward, ForwardResult
 from edgespec.drafting.draft import BlockModel
 from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.predictor import bucket_of

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.decoding.forward import Forward
+from edgespec.decoding.session import Forward
 from edgespec.llama.backend import llama
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.quantize import QUANT_TYPES, quantize

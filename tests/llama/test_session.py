@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.decoding.forward import Forward
+from edgespec.decoding.session import Forward
 from edgespec.errors import EdgespecError
 from edgespec.llama import kv_cache as context_module
 from edgespec.llama.backend import llama

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgespec.decoding.forward import Forward
+from edgespec.decoding.session import Forward
 from edgespec.llama.backend import llama
 from edgespec.llama.kv_cache import CacheFull, KVCache, KVCacheSize
 from edgespec.llama.rollback import RollbackSize

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoding.forward import Forward
-from edgespec.decoding.session import n_common
+from edgespec.decoding.session import Forward, n_common
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.errors import EdgespecError
 from edgespec.llama.kv_cache import CacheFull, KVCache, KVCacheSize

@@ -35,8 +35,7 @@ from edgespec.apps.speech.windows import (
     WordTimer,
     split_window,
 )
-from edgespec.decoding.generate import Generation
-from edgespec.decoding.loop import Prefill, Task
+from edgespec.decoding.generate import Generation, Task
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Step
 from edgespec.decoding.sampling import Coins, SamplingParams
@@ -458,7 +457,7 @@ class WindowDecoder:
         )
         started, n_passes = time.perf_counter(), 0
         for event in generation.events():
-            n_passes += isinstance(event, Step | Prefill)
+            n_passes += 1
             if isinstance(event, Step):
                 self._stats.steps[event.n_drafted, event.n_accepted] += 1
         seconds = time.perf_counter() - started

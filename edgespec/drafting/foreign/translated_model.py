@@ -24,8 +24,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from edgespec.decoding.session import ForwardResult, Rows, SessionModel
-from edgespec.decoding.token_sequence import TokenView
+from edgespec.decoding.session import ForwardResult, Rows, SessionModel, TokenView
 from edgespec.drafting.draft_model import DraftModel, DraftSession
 from edgespec.drafting.foreign.vocabulary_map import NONE, TextTokenizer, TokenVocabulary, VocabularyMap
 

@@ -14,22 +14,19 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.generate import Generation
-from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
+from edgespec.decoding.generate import Generation, Loop, Task
 from edgespec.decoding.options import Waking
-from edgespec.decoding.records import Logprobs, Origin, Step, StopReason, Tally
-from edgespec.decoding.session import Rows
-from edgespec.decoding.token_sequence import TokenSequence, TokenView
+from edgespec.decoding.records import Emitted, Step
+from edgespec.decoding.session import Forward, ForwardResult, Rows, TokenView
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.llama.session import Session
-from edgespec.platform.metering import Phase
 
 _READ = 128  # tokens of the prompt that the small model reads between two looks at how far it is
 
@@ -87,37 +84,8 @@ class SmallModel(DraftModel):
         """Keep what was read: the drafter begins, the sequence does not."""
 
 
-@dataclass(frozen=True, slots=True)
-class SoloStep:
-    """The small model ran: it wrote a token that the target has not seen, or None, being unsure."""
-
-    token: int | None
-    seconds: float
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """The token, if it wrote one."""
-        return () if self.token is None else (self.token,)
-
-    @property
-    def origins(self) -> tuple[Origin, ...]:
-        """The origin "alone" of its token; empty without one."""
-        return () if self.token is None else ("alone",)
-
-    @property
-    def logprobs(self) -> tuple[Logprobs, ...]:
-        """No logprobs: the target said nothing."""
-        return ()
-
-    def add_to(self, tally: Tally) -> None:
-        """Add the time of the small model."""
-        tally.draft_s += self.seconds
-
-
-class Cascade:
-    """One run of the lossy loop; iterate over `events()`. A Loop."""
-
-    n_known = 0  # every prompt is read from its beginning
+class Cascade(Loop):
+    """One run of the lossy loop."""
 
     def __init__(
         self,
@@ -134,113 +102,125 @@ class Cascade:
         `drafter` helps the target's spans (None: plainly), and may do so with `small`.
         `n_ctx` is where the context counts as full, by default the end of `target`'s.
         """
-        waking, params = task.options.cascade, task.options.params
+        waking = task.options.cascade
         assert waking is not None  # noqa: S101 - for the type checker
-        self.stop_reason: StopReason = "interrupted"
-        self.prompt_logprobs: tuple[Logprobs, ...] = ()  # not with a cascade
-        self.mark: Callable[[Phase], None] = unmarked
+        super().__init__(prompt, task, n_ctx=n_ctx or target.n_ctx, is_eog=target.model.is_eog)
         self.n_woken = 0
         """Times that the target was woken."""
-        self.n_read = 0
-        """Tokens that it prefilled then; none of them twice."""
-        self.n_prompt_read = 0
-        """Tokens of the prompt that the small model, which writes, has read."""
-        self._target = target
-        self._small = small
-        self._drafter = drafter
-        self._task = task
-        self._sequence = TokenSequence(
-            prompt, task.options, n_ctx=n_ctx or target.n_ctx, is_eog=target.model.is_eog
-        )
+        self._n_read = 0
+        self._target, self._small, self._drafter = target, small, drafter
         self._span: Generation | None = None
         """The target's generation under way; None: the small model writes."""
         self._waking = waking
         self._confidence = Confidence(waking)
         self._to_the_end = False
-        self._sampler = params.sampler(target.model.n_vocab, 0, seed=task.coins.seed, vocabulary=target.model)
+        self._sampler = task.options.params.sampler(
+            target.model.n_vocab, 0, seed=task.coins.seed, vocabulary=target.model
+        )
         # Drafted tokens in the small model's context, after the sequence.
         self._reserve = 1 + (drafter.n_max if drafter else 0)
+        self._part: Forward | None = None  # of the small model
+        self._has_begun = False
+        self._began = 0.0  # when its pass was asked for
 
     @property
-    def tokens(self) -> list[int]:
-        """The prompt and what was emitted."""
-        return self._span.tokens if self._span else self._sequence.tokens
+    def n_read(self) -> int:
+        """Tokens that the target read when it was woken; none of them twice."""
+        return self._n_read
 
-    @property
-    def n_left(self) -> int | None:
-        """Tokens that may still be emitted; None: no limit."""
-        return self._sequence.n_left
+    def close(self) -> None:
+        """End here: the caches then hold a beginning of `tokens`."""
+        if self._span:
+            self._span.close()
+        n_known = len(self.tokens) - 1
+        self._target.rewind(min(self._target.n_past, n_known))
+        self._small.trim(n_known)
 
-    def events(self) -> Generator[Prefill | DraftPrefill | SoloStep | Step]:
-        """Run: a DraftPrefill, then an Alone for each pass of the small model, and the spans' own events."""
-        self._target.clear()
-        self._small.start()
-        try:
-            with self._small.blamed:
-                yield from self._run()
-        finally:
-            n_known = len(self.tokens) - 1
-            self._target.rewind(min(self._target.n_past, n_known))
-            self._small.trim(n_known)
+    def ask(self) -> Forward | None:
+        """Return the pass of the small model, or of the target where that was woken; None at the end."""
+        with self._small.blamed:
+            if not self._has_begun:
+                self._begin()
+            if self.is_complete:
+                return None
+            if not self._span and (self._to_the_end or not self._small_can_hold()):
+                self._to_the_end = True  # it would have to forget the prompt
+                self._wake()
+            if self._span:
+                return self._span.ask()
+            self.mark("rest")
+            self._began = time.perf_counter()
+            asked = self._small.ask(self.tokens)
+            assert isinstance(asked, Forward)  # noqa: S101 - a draft model of the target's vocabulary
+            self._part = asked
+            return asked
 
-    def _run(self) -> Generator[Prefill | DraftPrefill | SoloStep | Step]:
+    def take(self, result: ForwardResult) -> Emitted | Step | None:
+        """Go on with what the pass gave; None where the small model was unsure: the target is woken."""
+        with self._small.blamed:
+            if not self._span:
+                return self._write_alone(result)
+            made = self._span.take(result)
+            if self._span.is_complete:
+                self._span.close()
+                self._span = None
+                self._confidence.forget()
+            self._emit(())
+            return made
+
+    def _begin(self) -> None:
+        """Let the small model read the prompt."""
         self.mark("rest")
         started = time.perf_counter()
+        self._target.clear()
+        self._small.start()
         if self._small_can_hold():
             tokens = self.tokens
             for n in range(_READ, len(tokens) + _READ, _READ):
                 self._small.read(TokenView(tokens, n=min(n + 1, len(tokens))))
                 self.n_prompt_read = min(n, len(tokens))
         self.mark("draft")
-        yield DraftPrefill(time.perf_counter() - started)
-        while not (end := self._sequence.end()):
-            if self._small_can_hold() and not self._to_the_end:
-                alone = self._alone()
-                yield alone
-                if alone.token is not None:
-                    continue
-            else:  # it would have to forget the prompt
-                self._to_the_end = True
-            yield from self._wake()
-        self.stop_reason = end
+        self.tally.draft_prefill_s += time.perf_counter() - started
+        self._has_begun = True
+        self._emit(())
 
     def _small_can_hold(self) -> bool:
-        return len(self._sequence.tokens) + self._reserve <= self._small.n_ctx
+        return len(self.tokens) + self._reserve <= self._small.n_ctx
 
-    def _alone(self) -> SoloStep:
-        self.mark("rest")
-        started = time.perf_counter()
-        row = self._small.run(self._sequence.tokens)[0]
-        token = None
-        if not self._confidence.lost(signal_of(row, self._waking.signal)):
+    def _write_alone(self, result: ForwardResult) -> Emitted | None:
+        """Emit a token of the small model, which the target has not seen, or wake the target."""
+        assert self._part, "ask comes first"  # noqa: S101
+        row = self._part.finish(result).rows[0]
+        made = None
+        if self._confidence.lost(signal_of(row, self._waking.signal)):
+            self._wake()
+        else:
             (coin,) = self._task.coins.take(1)
-            token = self._sampler.sample(row, self._sequence.recent(), coin, -1)
-            self._sequence.tokens.append(token)
+            token = self._sampler.sample(row, self._recent(), coin, -1)
+            self._emit([token])
+            made = Emitted((token,), ("alone",))
         self.mark("draft")
-        return SoloStep(token, time.perf_counter() - started)
+        self.tally.draft_s += time.perf_counter() - self._began
+        return made
 
-    def _wake(self) -> Generator[Prefill | DraftPrefill | Step]:
-        n = self._sequence.n_left
+    def _wake(self) -> None:
+        n = self.n_left
         if self._waking.span == "rest":
             self._to_the_end = True
         elif not self._to_the_end:
             n = self._waking.span if n is None else min(n, self._waking.span)
         options = replace(self._task.options, n_predict=n, cascade=None, n_logprobs=None)
-        self._span = Generation(
+        span = self._span = Generation(
             self._target,
             self._drafter,
-            self._sequence.tokens,
+            self.tokens,
             Task(options=options, rule="match", coins=self._task.coins),
-            n_ctx=self._sequence.n_ctx,
+            n_ctx=self.n_ctx,
             n_known=self._target.n_past,
         )
         self.n_woken += 1
-        self.n_read += self._span.n_read
-        self._span.mark = self.mark
-        yield from self._span.events()
-        self._sequence.tokens = self._span.tokens
-        self._span = None
-        self._confidence.forget()
+        self._n_read += span.n_read
+        span.mark, span.tally, self.tokens = self.mark, self.tally, span.tokens
 
     def sources(self) -> dict[str, tuple[int, int]]:
         """Return the tokens drafted and accepted of each source of drafts."""
@@ -254,4 +234,4 @@ class Cascade:
         if not self.n_woken:
             return f"the small model wrote alone: the target was never woken ({self._waking})"
         times = "once" if self.n_woken == 1 else f"{self.n_woken} times"
-        return f"the target was woken {times} ({self._waking}) and read {self.n_read} tokens then"
+        return f"the target was woken {times} ({self._waking}) and read {self._n_read} tokens then"

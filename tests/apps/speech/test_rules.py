@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from edgespec.apps.speech.rules import SpeechRules, log_total
-from edgespec.decoding.generate import Generation
-from edgespec.decoding.loop import Task
+from edgespec.decoding.generate import Generation, Task
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import Coins, SamplingParams
 from edgespec.drafting.draft_model import DraftModel

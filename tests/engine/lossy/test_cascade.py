@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingParams
-from edgespec.decoding.loop import Prefill
 from edgespec.decoding.options import Waking
-from edgespec.decoding.records import Step
 from edgespec.decoding.sampling import Coins
-from edgespec.engine.lossy.cascade import Cascade, Confidence, SmallModel, SoloStep, signal_of
+from edgespec.engine.lossy.cascade import Cascade, Confidence, SmallModel, signal_of
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.session import Session
 from tiny_gguf import write_tiny_gguf
@@ -127,15 +125,8 @@ def written(run):
     """The emitted tokens and who wrote them: s (small) or T."""
     tokens, who = [], ""
     for event in run.events():
-        if isinstance(event, SoloStep) and event.token is not None:
-            tokens.append(event.token)
-            who += "s"
-        elif isinstance(event, Prefill):
-            tokens.append(event.token)
-            who += "T"
-        elif isinstance(event, Step):
-            tokens += event.tokens
-            who += "T" * len(event.tokens)
+        tokens += event.tokens
+        who += "".join("s" if origin == "alone" else "T" for origin in event.origins)
     return tokens, who
 
 

@@ -240,13 +240,8 @@ class ModelSource:
 # ---- tree_drafter ----
 
 
-_NAMES: dict[Source, str] = {
-    "suffix": "suffix",
-    "sampled": "model",
-    "argmax": "model",
-    "forced": "forced",
-}  # of sources, as a user reads them
-
+_NAMES: dict[Source, str] = {"suffix": "suffix", "sampled": "model", "argmax": "model", "forced": "forced"}
+"""The names of sources, as a user reads them."""
 
 _OFFERED = 16  # tokens asked of the suffix store at once
 _NODES = 8  # of the suffix store's tree

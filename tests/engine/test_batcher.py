@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import dataclass, replace
@@ -353,13 +354,13 @@ def test_the_draft_models_passes_are_shared(target_path, tiny_draft_path):
         assert sizes.count(3) >= 6
 
 
-def failing_drafts(engine, patch, error, *, times=math.inf, least=1):
-    """Let passes of the draft model over `least` tokens or more raise `error`, this many times."""
-    forward, n_left = KVCache.forward, [times]
+def failing_passes(engine, patch, error, *, role="draft", after=0, times=math.inf, least=1):
+    """Let passes of a model over `least` tokens or more raise `error`: so often, `after` this many."""
+    model, forward, n_made = getattr(engine, role), KVCache.forward, itertools.count()
 
     def fails(self, parts):
-        if self.model is engine.draft and n_left[0] and sum(len(part.tokens) for part in parts) >= least:
-            n_left[0] -= 1
+        is_meant = self.model is model and sum(len(part.tokens) for part in parts) >= least
+        if is_meant and after <= next(n_made) < after + times:
             raise error
         return forward(self, parts)
 
@@ -384,7 +385,7 @@ def test_a_text_goes_on_without_a_draft_that_fails(
         said.clear()
         for fails in (True, False):
             if fails:
-                failing_drafts(engine, patch, error, least=least)
+                failing_passes(engine, patch, error, least=least)
             streams = [engine.stream(one.tokens, one.options) for one in requests]
             for stream, one in zip(streams, requests, strict=True):
                 list(stream)
@@ -396,15 +397,16 @@ def test_a_text_goes_on_without_a_draft_that_fails(
         assert all("draft failed" in line and "\n" not in line for line in said)
 
 
-@pytest.mark.parametrize("times", [1, 3])
-def test_an_interrupted_draft_ends_no_text_and_leaves_the_pair_usable(
-    target_path, tiny_draft_path, alone, times
+@pytest.mark.parametrize("after", [0, 6])
+@pytest.mark.parametrize(("role", "times"), [("draft", 1), ("draft", 3), ("target", 3)])
+def test_an_interrupted_pass_ends_no_text_and_leaves_the_pair_usable(
+    target_path, tiny_draft_path, alone, role, times, after
 ):
     options = Options(params=GREEDY, n_predict=20, drafter="model", gamma=3)
     requests = [Request(tuple(COMMON[: 30 + i]), options) for i in range(3)]
     interrupted = 0
     with shared(target_path, tiny_draft_path) as engine, pytest.MonkeyPatch.context() as patch:
-        failing_drafts(engine, patch, KeyboardInterrupt(), times=times)
+        failing_passes(engine, patch, KeyboardInterrupt(), role=role, after=after, times=times)
         streams = [engine.stream(one.tokens, one.options) for one in requests]
         left = engine.stream(COMMON[:40], options)
         while not all(stream.finished for stream in streams):

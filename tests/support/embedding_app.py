@@ -41,7 +41,7 @@ def serving_embeddings(path: Path, **limits: Any) -> Iterator[EmbeddingServer]:
     metrics = Metrics()
     with Cancellation() as cancellation, Embedder(str(path), interrupt=cancellation.interrupt) as embedder:
         worker = EmbeddingWorker(embedder, cancellation, **limits)
-        metrics.watch_embeddings(worker)
+        metrics.watch(worker, "vectors")
         service = EmbeddingService(
             Service(NamedModel.of(embedder.model, ["tiny"]), embedder.n_ctx), worker, log.append
         )

@@ -69,7 +69,7 @@ def serving(
         worker = Worker(engine, cancellation, **(worker_options or {}))
         metrics.watch(worker)
         if speech:
-            metrics.watch_speech(speech.worker)
+            metrics.watch(speech.worker, "speech")
         served = Service.of(engine, **(service or {}))
         app = create_app(engine, worker, metrics=metrics, service=served, speech=speech, log=log.append)
         gated = Gate(app, gate) if gate else app

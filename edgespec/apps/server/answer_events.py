@@ -30,17 +30,12 @@ LEAST = -9999.0
 """OpenAI's stand-in for the logarithm of 0, for which JSON has no number."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerCall:
-    """A call that the model asks for."""
+@dataclass(frozen=True)
+class AnswerCall(ReadCall):
+    """A call that the model asks for, by its place in the answer and its id."""
 
-    index: int
-    id: str
-    name: str
-    arguments: str
-    """JSON text of an object; of a call that was cut off its beginning."""
-    complete: bool = True
-    """Whether it was not cut off."""
+    index: int = 0
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +178,7 @@ class AnswerEvents:
         for part in _joined(parts):
             if isinstance(part, ReadCall):
                 call_id = secrets.token_hex(16)[:9] if self._short_ids else f"call_{secrets.token_hex(12)}"
-                call = AnswerCall(len(self.calls), call_id, part.name, part.arguments, part.complete)
+                call = AnswerCall(part.name, part.arguments, part.complete, len(self.calls), call_id)
                 self.calls.append(call)
                 yield self._event("call", call=call)
             else:

@@ -119,19 +119,17 @@ def add_tokenizer(app: FastAPI, target: Model, service: Service) -> None:
 
 def _tokens_of(model: Model, request: TokenizeRequest, n_ctx: int) -> dict[str, Any]:
     """Return the tokens of a text. Raises ApiError."""
-    text = request.content if request.content is not None else request.prompt
-    if text is None or None not in (request.content, request.prompt):
+    texts = [text for text in (request.content, request.prompt) if text is not None]
+    if len(texts) != 1:
         raise ApiError(400, "content: send the text as content, or as prompt", param="content")
     # llama-server adds none by default, vLLM does.
     adds = request.add_special if request.content is not None else request.add_special_tokens is not False
     special = request.parse_special is not False
-    tokens = model.tokenize(text, add_special=bool(adds), parse_special=special)
+    tokens = model.tokenize(texts[0], add_special=bool(adds), parse_special=special)
     pieces = [model.piece(token, special=True) for token in tokens]
-    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": n_ctx}
-    if request.with_pieces:
-        found["tokens"] = [
-            {"id": token, "piece": _piece(piece)} for token, piece in zip(tokens, pieces, strict=True)
-        ]
+    named = [{"id": one, "piece": _piece(piece)} for one, piece in zip(tokens, pieces, strict=True)]
+    found: dict[str, Any] = {"tokens": named if request.with_pieces else tokens, "count": len(tokens)}
+    found["max_model_len"] = n_ctx
     if request.return_token_strs:
         found["token_strs"] = [piece.decode(errors="replace") for piece in pieces]
     return found
@@ -311,7 +309,7 @@ def create_app(
     answerer = Answerer(worker, log)
     add_reports(app, [worker, speech.worker] if speech else [worker], metrics)
     names = ServedNames([service.named, *([speech.named] if speech else [])])
-    entries = [_text_entry(engine, service, names.others(0), takes_tools=reader.takes_tools)]
+    entries = [_text_entry(engine, service, names.others(0), takes_tools=reader.prompts.takes_tools)]
     add_models(app, names, [*entries, *([_speech_entry(speech, names.others(1))] if speech else [])])
     _add_completions(app, engine, service, reader, answerer)
     add_responses(app, reader, answerer, is_routed=is_routed)

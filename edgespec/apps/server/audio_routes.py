@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Unpack
 
 import msgspec
 import numpy as np
@@ -18,7 +18,14 @@ from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.json_routes import route_class
 from edgespec.apps.server.names import ALIAS, NamedModel, RequestedModel, ServedNames
 from edgespec.apps.server.request_fields import RequestPart
-from edgespec.apps.server.request_worker import Outcome, QueuedRequest, RequestWorker, Start, cancelled_as
+from edgespec.apps.server.request_worker import (
+    Outcome,
+    QueuedRequest,
+    QueueLimits,
+    RequestWorker,
+    Start,
+    cancelled_as,
+)
 from edgespec.apps.server.streaming import Answerer, AnswerWriter, Prepared
 from edgespec.apps.speech.audio import SoundReader
 from edgespec.apps.speech.choices import SpeechTask
@@ -38,7 +45,6 @@ from edgespec.apps.speech.voice import Span, check_detector, speech_spans
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.messages import MessageFn
 from edgespec.platform.metering import Meter
-from edgespec.platform.turns import Turns
 
 # ---- the fields of a request ----
 
@@ -67,7 +73,7 @@ def _must_be_empty(why: str) -> AfterValidator:
 
 
 class AudioForm(RequestPart):
-    """The fields of a request with a recording, sent as a form."""
+    """A recording to be written down in English, sent as a form."""
 
     model_config = ConfigDict(strict=False)
 
@@ -86,10 +92,6 @@ class AudioForm(RequestPart):
     track: int | None = Field(
         None, ge=1, description="Ours: the track of a film; else the first that is not silent."
     )
-
-
-class TranslationForm(AudioForm):
-    """A recording to be written down in English."""
 
 
 class TranscriptionForm(AudioForm):
@@ -161,14 +163,14 @@ def add_audio(app: FastAPI, service: SpeechService, log: MessageFn) -> None:
             raise ApiError(400, "only with the response_format verbose_json", field=name)
         return read_recording(service, form, form.language, words="word" in granularities)
 
-    def read_foreign(form: TranslationForm) -> Prepared[Recording]:
+    def read_foreign(form: AudioForm) -> Prepared[Recording]:
         if not service.worker.transcriber.tokenizer.is_multilingual:
             raise ApiError(400, f"{service.name} knows English only and does not translate", param="model")
         return read_recording(service, form, None, task="translate")
 
     for path, kind, reading in (
         ("transcriptions", TranscriptionForm, read),
-        ("translations", TranslationForm, read_foreign),
+        ("translations", AudioForm, read_foreign),
     ):
         answerer.serve(router, f"{AUDIO}{path}", Annotated[kind, _FORM], reading, AudioWriter)
     app.include_router(router)
@@ -301,22 +303,13 @@ class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
     """Transcribes on its own thread, one recording at a time."""
 
     def __init__(
-        self,
-        transcriber: Transcriber,
-        *,
-        turns: Turns | None = None,
-        max_queue: int = 64,
-        max_seconds: float = 600.0,
-        meter: Meter | None = None,
+        self, transcriber: Transcriber, *, meter: Meter | None = None, **limits: Unpack[QueueLimits]
     ) -> None:
-        """Let at most `max_queue` recordings wait, each up to `max_seconds`; then it may take as long again.
+        """Transcribe with `transcriber`, whose model only the thread uses from `start` to the end of `stop`.
 
-        From `start` to the end of `stop` only the thread uses the model of `transcriber`. `turns`: shared
-        with whatever else computes in this process. `meter`: measures the joules of each recording.
+        `meter`: measures the joules of each recording.
         """
-        super().__init__(
-            "edgespec speech", parallel=1, max_queue=max_queue, max_seconds=max_seconds, turns=turns
-        )
+        super().__init__("edgespec speech", parallel=1, **limits)
         self.transcriber, self._meter = transcriber, meter
 
     def run(

@@ -15,10 +15,8 @@ from edgespec.apps.server.request_schema import (
     ChatRequest,
     Content,
     Message,
-    SystemMessage,
     Tool,
     ToolCall,
-    ToolMessage,
 )
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm, AnswerReader
 from edgespec.apps.server.tool_calls.argument_values import read_json
@@ -64,27 +62,16 @@ class ChatPrompts:
         self._name = name
         self._templates: dict[bool, _Template] = {}
 
-    @property
-    def takes_tools(self) -> bool:
+        knows = model.chat_template is not None
+        plain = self._template(tools=False).traits if knows else None
+        self.takes_tools = knows and self._template(tools=True).traits.takes_tools
         """Whether a function that is offered reaches the model."""
-        return self._model.chat_template is not None and self._template(tools=True).traits.takes_tools
-
-    @property
-    def thinks(self) -> bool:
+        self.thinks = bool(plain and plain.thinking)
         """Whether the template knows thoughts."""
-        return (
-            self._model.chat_template is not None and self._template(tools=False).traits.thinking is not None
-        )
-
-    @property
-    def takes_later_system(self) -> bool:
+        self.takes_later_system = bool(plain and plain.takes_later_system)
         """Whether instructions amid a conversation reach the model."""
-        return self._model.chat_template is not None and self._template(tools=False).traits.takes_later_system
-
-    @property
-    def thinking_switches(self) -> frozenset[str]:
+        self.thinking_switches = switches_of(plain.template) if plain and self.thinks else frozenset[str]()
         """The variables that tell the template whether to think, or how much, of those that it reads."""
-        return switches_of(self._template(tools=False).traits.template) if self.thinks else frozenset()
 
     def write(self, request: ChatRequest, tools: Sequence[Tool], thinking: Thinking) -> ChatPrompt:
         """Return the prompt of `request`, in which `tools` are offered. Raises ApiError."""
@@ -198,6 +185,10 @@ def _text(content: Content | None) -> str:
     return "\n".join(part.text for part in content)
 
 
+def _instructs(message: Message) -> bool:
+    return message.role in ("system", "developer")
+
+
 def _object(text: str) -> Any:  # noqa: ANN401 - JSON
     """Return the object that a text is; text that is no JSON is returned as it is."""
     try:
@@ -219,11 +210,11 @@ class MessageWriter:
 
         Those of the system at the beginning are one; all are, where the template has no place for later ones.
         """
-        n = next((i for i, one in enumerate(messages) if not isinstance(one, SystemMessage)), len(messages))
+        n = next((i for i, one in enumerate(messages) if not _instructs(one)), len(messages))
         first, rest = [*messages[:n]], [*messages[n:]]
-        if any(isinstance(one, SystemMessage) for one in rest) and not self._traits.takes_later_system:
-            first += [one for one in rest if isinstance(one, SystemMessage)]
-            rest = [one for one in rest if not isinstance(one, SystemMessage)]
+        if any(map(_instructs, rest)) and not self._traits.takes_later_system:
+            first += filter(_instructs, rest)
+            rest = [one for one in rest if not _instructs(one)]
         if len(first) > 1:
             text = "\n\n".join(_text(one.content) for one in first)
             first = [first[0].model_copy(update={"content": text})]
@@ -231,12 +222,10 @@ class MessageWriter:
 
     def _message(self, message: Message) -> dict[str, Any]:
         text = _text(message.content)
-        made: dict[str, Any] = {"role": message.role, "content": self._parts(text)}
-        made["role"] = _ROLES.get(message.role, message.role)
-        if name := getattr(message, "name", None):
-            made["name"] = name
-        if isinstance(message, ToolMessage) and message.tool_call_id is not None:
-            made["tool_call_id"] = self._id(message.tool_call_id)
+        role = _ROLES.get(message.role, message.role)
+        made: dict[str, Any] = {"role": role, "content": self._parts(text)}
+        if message.name:
+            made["name"] = message.name
         if isinstance(message, AssistantMessage):
             if message.reasoning_content is not None:
                 made["reasoning_content"] = message.reasoning_content
@@ -246,6 +235,8 @@ class MessageWriter:
             elif message.tool_calls:
                 made["content"] = made["content"] or self._traits.style.content
                 made["tool_calls"] = [self._call(call) for call in message.tool_calls]
+        elif role == "tool" and message.tool_call_id is not None:
+            made["tool_call_id"] = self._id(message.tool_call_id)
         return made
 
     def _parts(self, text: str) -> Any:  # noqa: ANN401

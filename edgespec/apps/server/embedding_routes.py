@@ -22,7 +22,7 @@ from edgespec.apps.server.json_routes import route_class
 from edgespec.apps.server.names import ALIAS, RequestedModel
 from edgespec.apps.server.ollama.options import OPTIONS_SCHEMA, read_options
 from edgespec.apps.server.ollama.request_schema import OllamaRequest
-from edgespec.apps.server.ollama.routes import OllamaModelFacts, add_facts
+from edgespec.apps.server.ollama.routes import add_facts
 from edgespec.apps.server.request_fields import RequestPart, VectorFields
 from edgespec.apps.server.request_reader import Service, check_tokens
 from edgespec.apps.server.request_worker import Start
@@ -238,11 +238,11 @@ def add_ollama_embeddings(app: FastAPI, service: EmbeddingService, answerer: Ans
     # Ollama has no word for a model that ranks.
     capabilities = [] if service.ranks else ["embedding"]
     router = APIRouter(prefix="/api", route_class=route_class(service.log, any_type=True))
-    add_facts(router, OllamaModelFacts(model, service.service, capabilities, lambda: model.size_bytes))
+    add_facts(router, model, service.service, capabilities)
 
     def prepared(body: OllamaVectorRequest, texts: Sequence[str], param: str) -> Prepared[VectorTexts]:
         n_ctx = service.service.n_ctx
-        most = min(read_options(body.options or {}).n_ctx or n_ctx, n_ctx)
+        most = min(read_options(body.options or {})["n_ctx"] or n_ctx, n_ctx)
         tokens = service.tokens(texts, param, most=None if body.truncate is False else most)
         return Prepared((VectorTexts(tokens),))
 

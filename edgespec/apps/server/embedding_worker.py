@@ -10,15 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice, zip_longest
-from typing import Never
+from typing import Never, Unpack
 
 import numpy as np
 
 from edgespec.apps.embed.embedder import Embedder
 from edgespec.apps.embed.vector_model import PASS_TEXTS, Vectors
-from edgespec.apps.server.request_worker import QueuedRequest, RequestWorker, Start, cancelled_as
+from edgespec.apps.server.request_worker import QueuedRequest, QueueLimits, RequestWorker, Start, cancelled_as
 from edgespec.platform.signals import Cancellation
-from edgespec.platform.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +44,9 @@ class QueuedTexts(QueuedRequest[Never, EmbeddedTexts]):
 class EmbeddingWorker(RequestWorker[QueuedTexts, Never, EmbeddedTexts]):
     """Embeds texts on its own thread, which alone uses `embedder` from `start` to the end of `stop`."""
 
-    def __init__(
-        self,
-        embedder: Embedder,
-        cancellation: Cancellation,
-        *,
-        max_queue: int = 64,
-        max_seconds: float = 600.0,
-        turns: Turns | None = None,
-    ) -> None:
-        """Let at most `max_queue` requests wait, each up to `max_seconds`; then it may take as long again.
-
-        `embedder` was made with the interrupt of `cancellation`. `turns`: shared with whatever else computes.
-        """
-        super().__init__(
-            "edgespec embeddings",
-            parallel=PASS_TEXTS,
-            max_queue=max_queue,
-            max_seconds=max_seconds,
-            turns=turns,
-        )
+    def __init__(self, embedder: Embedder, cancellation: Cancellation, **limits: Unpack[QueueLimits]) -> None:
+        """Embed with `embedder`, which was made with the interrupt of `cancellation`."""
+        super().__init__("edgespec embeddings", parallel=PASS_TEXTS, **limits)
         self.embedder, self._cancellation = embedder, cancellation
 
     def run(self, texts: Sequence[Sequence[int]], *, client: str) -> Start[Never, EmbeddedTexts]:

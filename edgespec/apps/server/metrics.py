@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.types import Scope
 
-from edgespec.apps.server.embedding_worker import EmbeddedTexts
+from edgespec.apps.server.names import ModelKind
 from edgespec.apps.server.page import PATHS
 from edgespec.apps.server.request_worker import EndedRequest, RequestWorker
-from edgespec.apps.speech.transcript import Transcript
 from edgespec.decoding.records import Result
-
-if TYPE_CHECKING:
-    from edgespec.apps.server.audio_routes import SpeechWorker
-    from edgespec.apps.server.embedding_worker import EmbeddingWorker
-    from edgespec.apps.server.worker import Worker
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 """The type of what `Metrics.render` returns."""
@@ -73,23 +66,25 @@ class Metrics:
             counter.labels(outcome)
         return counter
 
-    def watch(self, worker: Worker) -> None:
-        """Count what `worker` writes from now on."""
-        self._watch(worker, self._generations, self._count)
-
-    def _watch(
-        self, worker: RequestWorker[Any, Any, Any], outcomes: Counter, count: Callable[[Any, float], None]
-    ) -> None:
-        """Count how the requests of `worker` end, on its thread or the event loop.
-
-        `count` takes each answer, complete or not, and its time in the queue.
-        """
+    def watch(self, worker: RequestWorker[Any, Any, Any], kind: ModelKind = "text") -> None:
+        """Count how the requests of `worker` end, on its thread or the event loop, and what it makes."""
+        outcomes, amount = self._generations, None
+        if kind == "speech":
+            outcomes = self._by_outcome("recordings", "Recordings, by how they ended.")
+            amount = self._counter("audio_seconds", "Length of what was heard of recordings.")
+        elif kind == "vectors":
+            outcomes = self._by_outcome("embeddings", "Requests for vectors, by how they ended.")
+            amount = self._counter("embedded_tokens", "Tokens of texts embedded, or of pairs scored.")
 
         def on_end(ended: EndedRequest[Any]) -> None:
             outcomes.labels(ended.outcome.replace(" ", "_")).inc()
             self._waited.observe(ended.waited_s)
-            if ended.result is not None:
-                count(ended.result, ended.waited_s)
+            if ended.result is None:
+                return
+            if amount:
+                amount.inc(ended.result.n_tokens if kind == "vectors" else ended.result.stats.heard_s)
+            else:
+                self._count(ended.result, ended.waited_s)
 
         worker.on_end = on_end
         self._workers.append(worker)
@@ -105,24 +100,6 @@ class Metrics:
         self._accepted.inc(stats.n_accepted)
         if self._joules and result.energy and result.energy.joules is not None:
             self._joules.inc(result.energy.joules)
-
-    def watch_speech(self, worker: SpeechWorker) -> None:
-        """Count what `worker` hears from now on."""
-        audio_s = self._counter("audio_seconds", "Length of what was heard of recordings.")
-
-        def count(heard: Transcript, _waited_s: float) -> None:
-            audio_s.inc(heard.stats.heard_s)
-
-        self._watch(worker, self._by_outcome("recordings", "Recordings, by how they ended."), count)
-
-    def watch_embeddings(self, worker: EmbeddingWorker) -> None:
-        """Count what `worker` embeds from now on."""
-        tokens = self._counter("embedded_tokens", "Tokens of texts embedded, or of pairs scored.")
-
-        def count(embedded: EmbeddedTexts, _waited_s: float) -> None:
-            tokens.inc(embedded.n_tokens)
-
-        self._watch(worker, self._by_outcome("embeddings", "Requests for vectors, by how they ended."), count)
 
     def count_request(self, scope: Scope, status: int) -> None:
         """Count an answer by its route and status."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from edgespec.apps.server.api_errors import ApiError, PromptTooLong, field_error
 from edgespec.apps.server.chat_prompts import ChatPrompts
@@ -27,7 +27,6 @@ from edgespec.apps.server.request_schema import (
     InfillRequest,
     JsonFormat,
     NamedTool,
-    ResponseFormat,
     SchemaFormat,
     Tool,
     time_limit,
@@ -126,22 +125,15 @@ class RequestReader:
     def __init__(self, model: Model, service: Service) -> None:
         """Read requests to `model`. Grammars are kept, since conversations send theirs again."""
         self.model, self.service = model, service
-        self._grammars = Grammars(model)
-        self._prompts = ChatPrompts(model, service.name)
+        self._kept = lru_cache(maxsize=_KEPT_GRAMMARS)(self._compile)
+        self.prompts = ChatPrompts(model, service.name)
+        """The model's chat templates."""
         self._call_grammars = CallGrammars(model)
-        self.takes_tools = self._prompts.takes_tools
-        """Whether the model's chat template knows functions."""
-        self.thinks = self._prompts.thinks
-        """Whether it knows thoughts."""
-        self.thinking_switches = self._prompts.thinking_switches
-        """The variables by which it is told whether to think, and how much."""
-        self.takes_later_system = self._prompts.takes_later_system
-        """Whether it has a place for instructions amid a conversation."""
 
     def prompt_tokens(self, request: ChatRequest) -> list[int]:
         """Return the tokens of a conversation's prompt, however many they are."""
         request = self._asked(request)
-        prompt = self._prompts.write(request, self._tools(request), self._thinking(request))
+        prompt = self.prompts.write(request, self._tools(request), self._thinking(request))
         return self.model.tokenize_rendered(prompt.text)
 
     def choices(self, request: ChatRequest | CompletionRequest) -> PreparedRequest:
@@ -153,9 +145,8 @@ class RequestReader:
         if request.top_logprobs and not request.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         tools = self._tools(request)
-        constraint = constraint_of(request)
-        wanted = self._grammars.of(constraint) if constraint else None
-        prompt = self._prompts.write(request, tools, self._thinking(request))
+        wanted = self._grammar(request)
+        prompt = self.prompts.write(request, tools, self._thinking(request))
         grammar = self._call_grammars.of(request, prompt.answer, wanted)
         tokens = self.model.tokenize_rendered(prompt.text)
         n_predict = _n_predict(requested_tokens(request), len(tokens), self.service, "messages")
@@ -185,8 +176,7 @@ class RequestReader:
             raise ApiError(400, f"must be at least n, {n}", field="best_of")
         if best_of > n and request.stream:
             raise ApiError(400, "cannot be streamed: the best is known at the end", field="best_of")
-        constraint = constraint_of(request)
-        grammar = self._grammars.of(constraint) if constraint else None
+        grammar = self._grammar(request)
         prompt = request.prompt
         prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
         texts: list[PreparedText] = []
@@ -240,7 +230,7 @@ class RequestReader:
         """Prepare the text for a gap between two others."""
         self.service.names.find(request.model)
         fim = fim_of(self.model, "input_suffix")
-        constraint = constraint_of(request)
+        grammar = self._grammar(request)
         asked = requested_tokens(request)
         gap = FimGap(
             request.input_prefix + (request.prompt or ""),
@@ -252,8 +242,8 @@ class RequestReader:
         filled = make_fim_prompt(self.model, fim, gap, n_ctx - n_written)
         n_predict = _n_predict(asked, len(filled.tokens), self.service, "input_prefix")
         options = engine_options(request, self.model, 1 if n_predict == 0 else n_predict)
-        if constraint:
-            options = _constrained(options, self._grammars.of(constraint), request)
+        if grammar:
+            options = _constrained(options, grammar, request)
         if request.t_max_predict_ms:
             options = replace(options, until=time_limit(request.t_max_predict_ms))
         text = PreparedText(filled.tokens, options, is_cut=filled.is_cut)
@@ -274,6 +264,19 @@ class RequestReader:
         return tokens
 
     # ---- tools and grammars ----
+
+    def _grammar(self, request: GenerationRequest) -> Grammar | None:
+        """Return the grammar that an answer must match, if the request has one."""
+        constraint = _constraint(request)
+        return self._kept(*constraint) if constraint else None
+
+    def _compile(self, field: str, text: str, strict: bool) -> Grammar:
+        try:
+            read = partial(GrammarSource.json_schema, strict=True) if strict else _READ[field]
+            source = read(text, field)
+        except UsageError as error:
+            raise field_error(error, field) from None
+        return Grammar(self.model, source)
 
     def _asked(self, request: ChatRequest) -> ChatRequest:
         """Return `request` with the tools that it allows. Raises ApiError if no answer can be asked for."""
@@ -299,7 +302,7 @@ class RequestReader:
                 raise ApiError(400, "must be the JSON schema of an object", field=name)
         if choice == "none":
             return []
-        if tools and not self.takes_tools:
+        if tools and not self.prompts.takes_tools:
             line = f"the chat template of {self.service.name} knows no tools: leave them out"
             raise ApiError(400, line, param="tools")
         return tools
@@ -358,104 +361,41 @@ def _choices(text: PreparedText, n: int) -> tuple[PreparedText, ...]:
 
 # ---- what an answer must match ----
 
-ConstraintKind = Literal["schema", "grammar", "choice", "regex"]
-
 _STRUCTURED = "structured_outputs"
-_KINDS: dict[str, ConstraintKind] = {
-    "json_schema": "schema",
-    "grammar": "grammar",
-    f"{_STRUCTURED}.json": "schema",
-    f"{_STRUCTURED}.json_object": "schema",
-    f"{_STRUCTURED}.choice": "choice",
-    f"{_STRUCTURED}.regex": "regex",
-    f"{_STRUCTURED}.grammar": "grammar",
+_READ: dict[str, Callable[[str, str], GrammarSource]] = {
+    "response_format": GrammarSource.json_schema,
+    "json_schema": GrammarSource.json_schema,
+    "grammar": GrammarSource.any,
+    f"{_STRUCTURED}.json": GrammarSource.json_schema,
+    f"{_STRUCTURED}.json_object": GrammarSource.json_schema,
+    f"{_STRUCTURED}.choice": lambda texts, name: GrammarSource.choice(json.loads(texts), name),
+    f"{_STRUCTURED}.regex": GrammarSource.regex,
+    f"{_STRUCTURED}.grammar": GrammarSource.any,
 }
+"""What reads the text of each field that an answer must match."""
 _KEPT_GRAMMARS = 16
-_ANY_OBJECT = '{"type": "object"}'
 
 
-@dataclass(frozen=True)
-class AnswerConstraint:
-    """A schema, grammar, list of choices or pattern that an answer must match."""
+def _constraint(request: GenerationRequest) -> tuple[str, str, bool] | None:
+    """Return the field that says what an answer must match, its text, and whether all of it must be enforced.
 
-    field: str
-    """The request's own name of it, such as `structured_outputs.regex`."""
-    kind: ConstraintKind
-    text: str
-    """The schema or the list of choices as JSON, the grammar, or the pattern."""
-    strict: bool = False
-    """Whether a part of it that cannot be enforced is a mistake."""
-
-
-def constraint_of(request: GenerationRequest) -> AnswerConstraint | None:
-    """Return the constraint of a request, if it has one. Raises ApiError for two: one would be dropped."""
-    form = request.response_format if isinstance(request, ChatRequest | CompletionRequest) else None
-    found = [*_of_format(form), *_of_fields(request)]
-    if len(found) > 1:
-        line = f"contradicts {found[0].field}: an answer matches one of them; leave one out"
-        raise ApiError(400, line, field=found[1].field)
-    return found[0] if found else None
-
-
-def _of_format(wanted: ResponseFormat | None) -> Iterator[AnswerConstraint]:
-    name = "response_format"
-    if isinstance(wanted, SchemaFormat):
-        yield AnswerConstraint(name, "schema", json.dumps(wanted.whole), wanted.is_strict)
-    elif isinstance(wanted, JsonFormat) and wanted.schema_ is not None:
-        yield AnswerConstraint(name, "schema", json.dumps(wanted.schema_))
-    elif isinstance(wanted, JsonFormat):
-        yield AnswerConstraint(name, "schema", _ANY_OBJECT)
-
-
-def _of_fields(request: GenerationRequest) -> Iterator[AnswerConstraint]:
-    given = request.model_dump(include={name.partition(".")[0] for name in _KINDS}, by_alias=True)
+    Raises ApiError for two: one would be dropped.
+    """
+    given = request.model_dump(include={name.partition(".")[0] for name in _READ}, by_alias=True)
     given |= {f"{_STRUCTURED}.{name}": value for name, value in (given[_STRUCTURED] or {}).items()}
-    for name, kind in _KINDS.items():
-        value = given.get(name)
-        if value is None or value is False or (name == "grammar" and not value):  # llama-server's send ""
-            continue
-        if kind == "schema":
-            value = _ANY_OBJECT if value is True else _schema(value, name)
-        elif kind == "choice":
-            value = json.dumps(value)
-        yield AnswerConstraint(name, kind, value)
-
-
-def _schema(given: dict[str, Any] | str, field: str) -> str:
-    if isinstance(given, dict):
-        return json.dumps(given)
-    try:
-        if not isinstance(json.loads(given), dict):
-            raise ValueError("it is no object")
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"is not the text of a JSON schema: {error}", field=field) from None
-    return given
-
-
-class Grammars:
-    """Compiles constraints for one model. They are kept, since conversations send theirs again."""
-
-    def __init__(self, model: Model) -> None:
-        """Compile for `model`."""
-        self._model = model
-        self._kept = lru_cache(maxsize=_KEPT_GRAMMARS)(self._compile)
-
-    def of(self, constraint: AnswerConstraint) -> Grammar:
-        """Return the grammar of `constraint`, for any thread. Raises ApiError."""
-        try:
-            return self._kept(constraint)
-        except UsageError as error:
-            raise field_error(error, constraint.field) from None
-
-    def _compile(self, constraint: AnswerConstraint) -> Grammar:
-        model, text, name = self._model, constraint.text, constraint.field
-        if constraint.kind == "choice":
-            return Grammar.from_choice(model, json.loads(text), name=name)
-        if constraint.kind == "regex":
-            return Grammar.from_regex(model, text, name=name)
-        if constraint.kind == "grammar":
-            return Grammar(model, GrammarSource.any(text, name))
-        return Grammar.from_json_schema(model, text, name=name, strict=constraint.strict)
+    form, strict = getattr(request, "response_format", None), False
+    given["response_format"] = form.whole if isinstance(form, JsonFormat | SchemaFormat) else None
+    if isinstance(form, SchemaFormat):
+        strict = form.is_strict
+    given["grammar"] = given["grammar"] or None  # llama-server's clients send "", too
+    found = [name for name in _READ if given.get(name) not in (None, False)]
+    if len(found) > 1:
+        line = f"contradicts {found[0]}: an answer matches one of them; leave one out"
+        raise ApiError(400, line, field=found[1])
+    if not found:
+        return None
+    value = {"type": "object"} if given[found[0]] is True else given[found[0]]
+    return found[0], value if isinstance(value, str) else json.dumps(value), strict
 
 
 # ---- prompts in the middle of a text ----

@@ -18,6 +18,7 @@ from edgespec.apps.server.request_fields import (
     OtherFields,
     RequestPart,
     ToolName,
+    ignore,
 )
 from edgespec.decoding.choices import DrafterName
 from edgespec.decoding.option_table import GENERATION, LARGEST_INT, MAX_GAMMA, MAX_LOGPROBS
@@ -53,70 +54,35 @@ _THOUGHTS = (
 )
 """Names of the thoughts: DeepSeek's and llama-server's, vLLM's and OpenRouter's, Ollama's, LiteLLM's."""
 
-_CHANGES_NOTHING = frozenset(
-    {
-        "annotations",
-        "created",
-        "created_at",
-        "encrypted_content",
-        "finish_reason",
-        "id",
-        "index",
-        "logprobs",
-        "metadata",
-        "model",
-        "object",
-        "parsed",
-        "provider_specific_fields",
-        "reasoning_id",
-        "reasoning_opaque",
-        "reasoning_signature",
-        "signature",
-        "status",
-        "stop_reason",
-        "tool_call_id",
-        "type",
-        "usage",
-    }
-)
-"""Facts of a server about an answer, which are no part of it."""
-
 _PARTS_SAID = ("text", "output_text", "refusal")
 _PARTS_THOUGHT = ("thinking", "reasoning")
 _TEXTS = ("text", "thinking", "reasoning", "refusal", "summary", "content")  # where a part has its text
 
 
 def as_read(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an assistant's message in the terms of `AssistantMessage`, and with what is not read of it.
+    """Return an assistant's message in the terms of `AssistantMessage`.
 
     Values that no server sends, such as a number for the content, stay for the validation to refuse.
     """
-    told = {name: value for name, value in message.items() if value is not None}
-    read = {name: value for name, value in told.items() if name not in _CHANGES_NOTHING}
-    thoughts = [found for name in _THOUGHTS if (found := _text_of(read.pop(name, None)))]
+    read = {name: value for name, value in message.items() if value is not None}
+    thoughts = [found for name in _THOUGHTS if (found := _text_of(read.get(name)))]
     if isinstance(content := read.get("content"), list):
         kinds = [(_kind(part), part) for part in content]
         read["content"] = "\n".join(_text_of(part) for kind, part in kinds if kind in _PARTS_SAID)
         thoughts += [_text_of(part) for kind, part in kinds if kind in _PARTS_THOUGHT]
-        others = {kind for kind, _ in kinds} - {*_PARTS_SAID, *_PARTS_THOUGHT}
-        read |= {f"content of type {kind}": True for kind in others}
-    refusal, audio = _text_of(read.pop("refusal", None)), read.pop("audio", None)
-    spoken = audio.get("transcript") if isinstance(audio, dict) else None
-    if not read.get("content") and (said := refusal or _text_of(spoken)):
+        ignore(f"content of type {kind}" for kind, _ in kinds if kind not in _PARTS_SAID + _PARTS_THOUGHT)
+    spoken = read["audio"].get("transcript") if isinstance(read.get("audio"), dict) else None
+    if not read.get("content") and (said := _text_of(read.get("refusal")) or _text_of(spoken)):
         read["content"] = said
     if thoughts:
         read["reasoning_content"] = thoughts[0]  # the others say the same
-    return _with_calls(read)
-
-
-def _with_calls(read: dict[str, Any]) -> dict[str, Any]:
-    older = read.pop("function_call", None)
+    older = read.get("function_call")
     given = read.get("tool_calls") or ([{"function": older}] if older else [])
-    if not given or not isinstance(given, list):
-        return read
-    calls = [_call(call) for call in given]
-    read["tool_calls"] = [call for call in calls if call]
-    return read if all(calls) else read | {"tool_calls without a function": True}
+    if isinstance(given, list) and given:
+        calls = [_call(call) for call in given]
+        read["tool_calls"] = [call for call in calls if call]
+        ignore([] if all(calls) else ["tool_calls without a function"])
+    return read
 
 
 def _call(call: object) -> dict[str, Any] | None:
@@ -128,8 +94,8 @@ def _call(call: object) -> dict[str, Any] | None:
     arguments = called.get("arguments", called.get("input"))
     if not isinstance(arguments, str):
         arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
-    made = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return made if call.get("id") is None else made | {"id": str(call["id"])}
+    identity = None if call.get("id") is None else str(call["id"])
+    return {"id": identity, "function": {"name": name, "arguments": arguments}}
 
 
 def _kind(part: object) -> str:
@@ -162,7 +128,6 @@ class TextPart(RequestPart):
 
     type: Literal["text"]
     text: str
-    cache_control: Any = Field(None, description="Anthropic's; changes nothing.")
 
     @model_validator(mode="before")
     @classmethod
@@ -176,25 +141,16 @@ class TextPart(RequestPart):
 Content = str | Annotated[list[TextPart], Field(min_length=1)]
 
 
-class NamedMessage(RequestPart):
-    """The fields that all messages have."""
+class GivenMessage(RequestPart):
+    """Instructions, a message of the user, or the result of a called function.
 
+    "developer" is OpenAI's newer name for "system", "function" its older one for "tool".
+    """
+
+    role: Literal["system", "developer", "user", "tool", "function"]
+    content: Content
     name: str | None = Field(None, description="Who speaks: handed to the chat template.")
-    cache_control: Any = Field(None, description="Anthropic's; changes nothing.")
-
-
-class SystemMessage(NamedMessage):
-    """Instructions; "developer" is OpenAI's newer name for "system"."""
-
-    role: Literal["system", "developer"]
-    content: Content
-
-
-class UserMessage(NamedMessage):
-    """A message of the user, text or parts; `name` may say which user."""
-
-    role: Literal["user"]
-    content: Content
+    tool_call_id: str | None = None
 
 
 class ToolCallFunction(RequestPart):
@@ -212,10 +168,13 @@ class ToolCall(RequestPart):
     function: ToolCallFunction
 
 
-class AssistantMessage(NamedMessage):
-    """An earlier answer, as this server or another one wrote it."""
+class AssistantMessage(RequestPart):
+    """An earlier answer, as this server or another one wrote it, whose facts about it are not read."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
 
     role: Literal["assistant"]
+    name: str | None = None
     content: Annotated[str | None, CONTENT_SCHEMA] = None
     tool_calls: Annotated[list[ToolCall] | None, CALLS_SCHEMA] = None
     reasoning_content: Annotated[str | None, WithJsonSchema({})] = Field(
@@ -228,15 +187,7 @@ class AssistantMessage(NamedMessage):
         return as_read(data) if isinstance(data, dict) else data
 
 
-class ToolMessage(NamedMessage):
-    """The result of a called function; "function" is OpenAI's older name for "tool"."""
-
-    role: Literal["tool", "function"]
-    content: Content
-    tool_call_id: str | None = None
-
-
-Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+Message = Annotated[GivenMessage | AssistantMessage, Field(discriminator="role")]
 
 
 class ToolFunction(RequestPart):
@@ -253,23 +204,9 @@ class Tool(RequestPart):
 
     type: Literal["function"]
     function: ToolFunction
-    cache_control: Any = Field(None, description="Anthropic's; changes nothing.")
 
 
 class FunctionName(RequestPart):
-    """The name of the function that tool_choice demands."""
-
-    name: str
-
-
-class NamedTool(RequestPart):
-    """A `tool_choice` that forces one function."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
-class AllowedTool(RequestPart):
     """A function of `tools`; what else a client repeats of it changes nothing."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
@@ -277,18 +214,18 @@ class AllowedTool(RequestPart):
     name: str
 
 
-class AllowedNamedTool(RequestPart):
-    """A function of `tools`, as a tool."""
+class NamedTool(RequestPart):
+    """A tool by its name; as `tool_choice` it forces the function."""
 
     type: Literal["function"]
-    function: AllowedTool
+    function: FunctionName
 
 
 class AllowedTools(RequestPart):
     """Functions of `tools` that may be called, and whether one of them must be."""
 
     mode: Literal["auto", "required"]
-    tools: list[AllowedNamedTool]
+    tools: list[NamedTool]
 
 
 class AllowedToolsChoice(RequestPart):
@@ -310,12 +247,16 @@ class JsonFormat(RequestPart):
     type: Literal["json_object"]
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The schema."""
+        return {"type": "object"} if self.schema_ is None else self.schema_
+
 
 class JsonSchema(RequestPart):
     """A JSON schema that the answer has to match, with a name."""
 
     name: str = "response"
-    description: str | None = Field(None, description="Changes nothing: the prompt is left alone.")
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = Field(
         None, description="true: a schema that cannot be enforced in every part is refused."
@@ -328,8 +269,6 @@ class SchemaFormat(RequestPart):
     type: Literal["json_schema"]
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema", description="llama-server's.")
-    name: str | None = Field(None, description="Changes nothing.")
-    description: str | None = Field(None, description="Changes nothing: the prompt is left alone.")
     strict: bool | None = None
 
     @model_validator(mode="after")
@@ -363,7 +302,6 @@ class StreamOptions(RequestPart):
     """What a stream tells beside text: tokens used, at its end."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = Field(None, description="OpenAI's; changes nothing.")
     continuous_usage_stats: Literal[False] | None = None
 
 
@@ -473,7 +411,6 @@ class OtherFile(RequestPart):
 
     text: str
     filename: str | None = None
-    time: Any = Field(None, description="llama.vim's; changes nothing.")
 
 
 class InfillRequest(GenerationRequest):

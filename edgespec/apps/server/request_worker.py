@@ -19,7 +19,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar
 
 from edgespec.decoding.records import PromptProgress
 from edgespec.errors import EdgespecError
@@ -175,6 +175,17 @@ Asked = TypeVar("Asked", bound=QueuedRequest[Any, Any])
 """A request with the parts and the end that its worker makes."""
 
 
+class QueueLimits(TypedDict, total=False):
+    """How many requests wait for a worker, and for how long."""
+
+    max_queue: int
+    """Most requests that wait."""
+    max_seconds: float
+    """Seconds that each may wait; then it may run as long again."""
+    turns: Turns
+    """Those that the worker takes with whatever else computes in this process."""
+
+
 class RequestWorker(ABC, Generic[Asked, Part, End]):
     """Serves requests on its own thread, in turns by client, as many at once as it may.
 
@@ -182,12 +193,15 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
     """
 
     def __init__(
-        self, name: str, *, parallel: int, max_queue: int, max_seconds: float, turns: Turns | None
+        self,
+        name: str,
+        *,
+        parallel: int,
+        max_queue: int = 64,
+        max_seconds: float = 600.0,
+        turns: Turns | None = None,
     ) -> None:
-        """Let at most `max_queue` requests wait, each up to `max_seconds`; then it may run as long again.
-
-        `name`: the thread's. `turns`: shared with whatever else computes in this process.
-        """
+        """Let `parallel` requests run at once on a thread of this `name`; the rest is as of `QueueLimits`."""
         self.parallel = parallel
         """Most requests under way at once."""
         self.turns = turns or Turns()

@@ -202,26 +202,6 @@ class RequestRun(Generic[Part, End]):
             if not isinstance(item, list | QueuePlace):
                 self.ends[index] = item
 
-    async def collect(
-        self, receive: Receive, collect: Callable[[int, list[Part]], object]
-    ) -> list[End] | None:
-        """Give all parts to `collect`; return the ends, None if the client left. Raises ApiError."""
-        self.watch(receive)
-        try:
-            async for found in self.items():
-                if found is None:
-                    continue
-                index, item = found
-                if isinstance(item, list):
-                    collect(index, item)
-        except ClientGone:
-            return None
-        except Exception as error:  # noqa: BLE001 - all of them become an answer
-            raise engine_error(error, self._log) from None
-        finally:
-            self.close()
-        return [self.ends[i] for i in range(len(self._starts))]
-
     async def parts(self, writer: AnswerWriter[Part, End]) -> AsyncGenerator[str]:
         """Yield the parts of a stream as `writer` writes them; a failure becomes the last one."""
         if first := writer.begin():
@@ -247,9 +227,18 @@ class RequestRun(Generic[Part, End]):
         if streams:
             await self.settle()
             return StreamingAnswer(self, writer)
-        ends = await self.collect(request.receive, lambda i, made: writer.drain(writer.parts(i, made)))
-        if ends is None:
+        self.watch(request.receive)
+        try:
+            async for found in self.items():
+                if found and isinstance(made := found[1], list):
+                    writer.drain(writer.parts(found[0], made))
+        except ClientGone:
             return Response(status_code=CLIENT_GONE)
+        except Exception as error:  # noqa: BLE001 - all of them become an answer
+            raise engine_error(error, self._log) from None
+        finally:
+            self.close()
+        ends = [self.ends[i] for i in range(len(self._starts))]
         text = await run_in_threadpool(writer.whole, ends)  # of thousands of numbers it takes a while
         return Response(text, media_type=writer.whole_type, headers=dict(writer.headers))
 

@@ -11,10 +11,12 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Unpack
 
 from edgespec.apps.server.request_worker import (
     Outcome,
     QueuedRequest,
+    QueueLimits,
     QueuePlace,
     RequestWorker,
     Start,
@@ -27,7 +29,6 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError
 from edgespec.platform.signals import Cancellation
-from edgespec.platform.turns import Turns
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -47,26 +48,9 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
     uses it. `on_end` is called there or on the event loop.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        cancellation: Cancellation,
-        *,
-        max_queue: int = 64,
-        max_seconds: float = 600.0,
-        turns: Turns | None = None,
-    ) -> None:
-        """Let at most `max_queue` requests wait, each up to `max_seconds`; then it may run as long again.
-
-        `turns`: shared with whatever else computes in this process.
-        """
-        super().__init__(
-            "edgespec worker",
-            parallel=engine.parallel,
-            max_queue=max_queue,
-            max_seconds=max_seconds,
-            turns=turns,
-        )
+    def __init__(self, engine: Engine, cancellation: Cancellation, **limits: Unpack[QueueLimits]) -> None:
+        """Let as many requests run at once as the engine holds."""
+        super().__init__("edgespec worker", parallel=engine.parallel, **limits)
         self._engine, self._cancellation = engine, cancellation
 
     def run(

@@ -201,11 +201,11 @@ def test_an_answer_of_any_server_can_be_sent_back(client: httpx.Client):
 
 
 def test_what_is_not_read_of_an_answer_is_told(client: httpx.Client):
-    hosted = {"content": [{"type": "image_url"}], "mood\r\n": 1, "tool_calls": [{"type": "web_search"}]}
+    hosted = {"content": [{"type": "image_url"}], "tool_calls": [{"type": "web_search"}]}
     messages = [*ASK["messages"], SAID | hosted, SAID | hosted, *ASK["messages"]]
     answer = client.post(CHAT, json=BODIES[CHAT] | {"messages": messages})
     assert answer.status_code == 200, answer.text
-    for name in ("content of type image_url", r"mood\r\n", "tool_calls without a function"):
+    for name in ("content of type image_url", "tool_calls without a function"):
         assert name in answer.headers["X-Edgespec-Warning"]
     assert refused(client, CHAT, {"messages": [SAID | {"content": 5}]})["param"] == "messages"
 

@@ -15,7 +15,7 @@ from chat_templates import DEEPSEEK, FAMILIES, HERMES, MISTRAL, SILENT, THINKING
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.names import NamedModel
 from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaGenerateRequest
-from edgespec.apps.server.ollama.routes import OllamaReader
+from edgespec.apps.server.ollama.routes import read_request
 from edgespec.apps.server.openai_writer import ChatWriter
 from edgespec.apps.server.request_reader import PreparedRequest, PreparedText, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
@@ -226,7 +226,7 @@ def test_a_templates_fault_is_told(asked: Any, template: str, param: str, reason
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tools_are_taken_where_they_reach_the_model(asked: Any, family: str):
     model = asked(FAMILIES[family])
-    assert model.reader.takes_tools
+    assert model.reader.prompts.takes_tools
     assert "f" in model.prompt(tools=[FUNCTION])
 
 
@@ -235,13 +235,13 @@ def test_tools_are_taken_where_they_reach_the_model(asked: Any, family: str):
 )
 def test_tools_are_refused_where_they_do_not(asked: Any, template: str):
     model = asked(template)
-    assert not model.reader.takes_tools
+    assert not model.reader.prompts.takes_tools
     assert model.refused(tools=[FUNCTION]).param == "tools"
 
 
 def test_the_template_for_tools(asked: Any):
     model = asked(CHAT_TEMPLATE, extra={"tokenizer.chat_template.tool_use": HERMES})
-    assert model.reader.takes_tools
+    assert model.reader.prompts.takes_tools
     assert '"name": "f"' in model.prompt(tools=[FUNCTION])
     assert model.prompt() == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 
@@ -385,16 +385,15 @@ def test_earlier_calls_that_only_the_server_writes_have_their_control_tokens(ask
 
 def test_ollamas_messages_and_prompts_are_text_too(asked: Any):
     model = asked(TOOLS_TEMPLATE)
-    ollama = OllamaReader(model.reader)
     for fields in (
         {"prompt": EVIL, "system": EVIL},
         {"messages": [{"role": "system", "content": EVIL}, {"role": "user", "content": EVIL}]},
     ):
         kind = OllamaChatRequest if "messages" in fields else OllamaGenerateRequest
-        (prepared,) = ollama.read(kind.model_validate({"model": "served", **fields})).texts
+        (prepared,) = read_request(model.reader, kind.model_validate({"model": "served", **fields})).texts
         assert n_controls(model.model, prepared) == 5, "two messages, and the answer's beginning"
     raw = OllamaGenerateRequest.model_validate({"model": "served", "prompt": EVIL, "raw": True})
-    assert n_controls(model.model, ollama.read(raw)) == 3
+    assert n_controls(model.model, read_request(model.reader, raw).texts[0]) == 3
 
 
 def test_a_plain_prompt_has_the_tokens_that_it_names_unless_it_says_otherwise(asked: Any):

@@ -1,69 +1,277 @@
-"""`edgespec serve`: OpenAI's API over one pair of models."""
+"""`edgespec serve`: its options, and the server of one model or of several."""
 
 from __future__ import annotations
 
 import importlib.util
 import json as json_text
+import os
 import secrets
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from edgespec.apps.server.commands.serve_options import (
-    NO_TEXT,
-    EmbeddingServing,
-    ListenOptions,
-    RequestLimits,
-    ServedModels,
-    ServeLoading,
-    ServeOutput,
-    ServerOptions,
-    SpeechServing,
-    idle_options,
-)
-from edgespec.apps.server.router.preset import (
-    KEEP_ALIVE,
-    PresetModel,
-    duration_s,
-    read_preset,
-)
+import typer
+
+from edgespec.apps.server.ollama.response_schema import duration_s
+from edgespec.apps.server.router.preset import KEEP_ALIVE, PresetModel, read_preset
+from edgespec.cli.completion import complete_model
 from edgespec.cli.console import INTERRUPTED, err, message, out
-from edgespec.cli.groups import as_words, changed, grouped, refuse_contradictions, refuse_exclusive, shown
+from edgespec.cli.groups import (
+    as_words,
+    changed,
+    grouped,
+    option_group,
+    refuse_contradictions,
+    refuse_exclusive,
+    shown,
+)
 from edgespec.cli.local_run import RunningServer, announced_server, file_identity, installation
 from edgespec.cli.options import (
+    OUTPUT,
+    TARGET,
     ComputeOnNodes,
+    DraftOption,
+    ModelArgument,
     ModelChoice,
     ModelFirst,
+    PairOption,
+    PoolingOption,
+    SharedModels,
     StateOptions,
     WattsOption,
     named_drafter,
 )
 from edgespec.cli.progress import pull_named
+from edgespec.decoding.option_table import LARGEST_INT
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.choices import SERVED_PREFIXES
 from edgespec.models.resolve import locate
+from edgespec.platform.messages import MessageFn, silent
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from edgespec.apps.server.audio_routes import SpeechService
-    from edgespec.apps.server.embedding_routes import EmbeddingService
+    from edgespec.apps.server.gate import GateLimits
     from edgespec.apps.server.http_server import Working
     from edgespec.apps.server.metrics import Metrics
-    from edgespec.apps.server.request_reader import Service
+    from edgespec.apps.server.request_worker import QueueLimits
     from edgespec.apps.server.router.pool import ModelSpec
     from edgespec.apps.server.worker import Worker
     from edgespec.engine.engine import Engine
+    from edgespec.engine.model_choice import ChosenModels
     from edgespec.platform.metering import Meter
 
+# ---- options ----
 
-# ---- serve ----
+KEY_VARIABLE = "EDGESPEC_API_KEY"
 
+NO_TEXT = "none"
+"""The target of a server that answers recordings alone."""
+
+
+@option_group("Embeddings (docs/server.md)")
+class EmbeddingServing:
+    """Whether the server's model embeds or ranks texts."""
+
+    embeddings: Annotated[
+        bool,
+        typer.Option(
+            "--embeddings", help="Serve an embedding or reranking model: /v1/embeddings or /v1/rerank alone."
+        ),
+    ] = False
+    pooling: PoolingOption = None
+
+
+@option_group()
+class ServeLoading(SharedModels):
+    """Models of the server, and its prefix cache."""
+
+    prefix_cache: Annotated[
+        int,
+        typer.Option(
+            metavar="MB",
+            min=0,
+            max=1 << 20,
+            help="Memory that keeps what was read of earlier conversations.",
+        ),
+    ] = SERVED_PREFIXES >> 20
+    learn: Annotated[
+        bool,
+        typer.Option(
+            "--learn",
+            help="Keep the texts in which drafts were rejected, all clients', for `edgespec draft make "
+            "--from-history` (docs/drafts.md).",
+        ),
+    ] = False
+    states: StateOptions
+    compute: ComputeOnNodes
+    vectors: EmbeddingServing
+
+
+@option_group()
+class ServedModels:
+    """The models of the server: a pair, as of `ModelFirst`, or several, each in a process of its own."""
+
+    target: Annotated[list[str] | None, TARGET] = None
+    draft: DraftOption = None
+    pair: PairOption = None
+    model: ModelArgument = None
+    models: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Several models at this address, each loaded when it is asked, as with several --model: "
+            "a TOML file with a table for each (docs/server.md).",
+            show_default="one model",
+        ),
+    ] = None
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the model in requests and answers; more of them: other names.",
+            show_default="its own",
+        ),
+    ] = None
+
+    max_models: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of several models, those loaded at once.", show_default="as many as fit"),
+    ] = None
+
+    @property
+    def are_several(self) -> bool:
+        """Whether `one` is not all of it."""
+        return self.models is not None or len(self.target or ()) > 1
+
+    def one(self) -> ModelFirst:
+        """Return the choice of the one model."""
+        target = self.target[0] if self.target else None
+        return ModelFirst(target=target, draft=self.draft, pair=self.pair, model=self.model)
+
+
+@option_group("Who may ask")
+class ListenOptions:
+    """Address on which the server listens, and its API key."""
+
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on; another than this machine's own needs an API key. FILE.sock: a Unix "
+            "socket of this user."
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8080
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the key that requests must have.", show_default=f"the variable {KEY_VARIABLE}"
+        ),
+    ] = None
+    unsafe_no_api_key: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-no-api-key", help="Listen on another address without a key: whoever reaches it may ask."
+        ),
+    ] = False
+
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Let web pages of this site ask, such as http://localhost:3000; *: of all. May be repeated.",
+            show_default="none",
+        ),
+    ] = None
+    turns: Annotated[Path | None, typer.Option(hidden=True)] = None
+    """The folder of the locks by which servers of one machine take turns at its processors."""
+
+
+@option_group(OUTPUT)
+class ServeOutput:
+    """What a server prints: one JSON object when it is ready, a line for each request."""
+
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each request.")] = False
+
+    @property
+    def log(self) -> MessageFn:
+        """What prints a line for each request to stderr."""
+        return silent if self.quiet else err.print
+
+
+@option_group("Limits")
+class RequestLimits:
+    """How many requests wait, how large they are, and how long a model thinks."""
+
+    max_queue: Annotated[int, typer.Option(min=0, max=10_000, help="Requests that may wait.")] = 64
+    max_body: Annotated[int, typer.Option(metavar="MB", min=1, max=1024, help="Size of a request.")] = 4
+    max_prompt: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a prompt.", show_default="the context")
+    ] = None
+    reasoning_budget: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=-1,
+            max=LARGEST_INT,
+            help="Tokens of a thought, where a request does not say; 0: no thoughts, -1: no limit.",
+        ),
+    ] = -1
+    max_seconds: Annotated[
+        int,
+        typer.Option(
+            min=1, max=86_400, help="Time that a request may wait, and then that its answer may take."
+        ),
+    ] = 600
+
+
+@option_group("Speech (docs/transcribe.md)")
+class SpeechServing:
+    """The Whisper model of a server, and the limits of recordings."""
+
+    speech: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Whisper model that writes down recordings at /v1/audio, such as whisper-base.",
+            show_default="none",
+            autocompletion=complete_model,
+        ),
+    ] = None
+    speech_draft: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|auto|none",
+            help="Model that drafts for it; auto: text heard before alone; none: nothing.",
+            autocompletion=complete_model,
+        ),
+    ] = "auto"
+    max_audio: Annotated[int, typer.Option(metavar="MB", min=1, max=4096, help="Size of a recording.")] = 100
+    max_audio_minutes: Annotated[int, typer.Option(min=1, max=6000, help="Length of a recording.")] = 240
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """All options of a server but its models."""
+
+    loading: ServeLoading
+    address: ListenOptions
+    limits: RequestLimits
+    speech: SpeechServing
+    output: ServeOutput
+    assume_watts: float | None
+
+
+# ---- the command ----
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -94,8 +302,111 @@ def serve_command(
     return _serve_one(models, options)
 
 
+def _check_extras(*more: str) -> None:
+    if missing := [name for name in (*_EXTRA, *more) if importlib.util.find_spec(name) is None]:
+        raise EdgespecError(f"edgespec serve needs {missing[0]}: pip install 'edgespec[serve]'")
+
+
+def _check_options(models: ModelFirst, options: ServerOptions) -> None:
+    loading, speech, vectors = options.loading, options.speech.speech, options.loading.vectors
+    if vectors.embeddings:
+        found = {
+            "--draft": models.draft is not None,
+            "a pair": models.chosen().pair is not None,
+            **dict.fromkeys(_idle_options(loading), True),
+            "--speech": speech is not None,
+            "--assume-watts": options.assume_watts is not None,
+        }
+        refuse_contradictions({f"--embeddings and {name}": both for name, both in found.items()})
+    elif vectors.pooling:
+        raise UsageError("is for vectors; add --embeddings", field="pooling", value=vectors.pooling)
+    elif speech is None and models.chosen().target == NO_TEXT:
+        raise UsageError("nothing to serve; name a Whisper model with --speech", field="target")
+
+
+def _idle_options(loading: SharedModels) -> list[str]:
+    """Return the options that were given and do nothing for a model that embeds or ranks."""
+    used = ("--embeddings", "--pooling", "--ctx", "--threads", "--kernels")
+    return [name for name in (word.partition("=")[0] for word in as_words(loading)) if name not in used]
+
+
+def _read_key(file: Path | None) -> str | None:
+    """Return the API key from `file`, else from the environment; None if there is none. Raises UsageError."""
+    if file is None:
+        where, text = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
+        if text is None:
+            return None
+    else:
+        where = f"--api-key-file {file}"
+        try:
+            text = file.read_text("ascii")
+        except OSError as error:
+            raise UsageError(f"{where}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"{where}: a key has only letters, digits and signs of ASCII") from None
+    key = text.strip()
+    if not key:
+        raise UsageError(f"{where}: the key is empty")
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UsageError(f"{where}: a key is one word of ASCII")
+    if file is not None and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        message(f"{file} can be read by other users: chmod 600 {file}")
+    return key
+
+
+@contextmanager
+def _listening(
+    options: ServerOptions, run_key: str | None = None
+) -> Iterator[tuple[socket.socket, GateLimits]]:
+    """Take the address, and yield it with the requests that are accepted there.
+
+    Raises UsageError if other machines could ask without a key and the user did not allow it.
+    """
+    from edgespec.apps.server.gate import GateLimits, is_loopback, read_origin
+    from edgespec.apps.server.http_server import bind
+
+    address = options.address
+    key, origins = _read_key(address.api_key_file), tuple(map(read_origin, address.cors or ()))
+    with bind(address.host, address.port) as bound:
+        loopback = bound.family == socket.AF_UNIX or is_loopback(bound.getsockname()[0])
+        if not loopback and key is None and not address.unsafe_no_api_key:
+            raise UsageError(
+                f"--host {address.host} can be reached from other machines: give an API key with "
+                f"--api-key-file or {KEY_VARIABLE}, or --unsafe-no-api-key"
+            )
+        accepted = GateLimits(
+            max_body=options.limits.max_body << 20,
+            max_audio=options.speech.max_audio << 20,
+            api_key=key,
+            run_key=run_key,
+            loopback=loopback,
+            origins=origins,
+        )
+        yield bound, accepted
+
+
+def _address_of(bound: socket.socket) -> str:
+    """Return the URL of a server on this socket."""
+    if bound.family == socket.AF_UNIX:
+        return f"unix:{bound.getsockname()}"
+    host, port = bound.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _announce(lines: list[str], facts: dict[str, Any], options: ServerOptions) -> None:
+    """Say where it is, in lines or as an object."""
+    if options.output.json:
+        sys.stdout.write(json_text.dumps(facts) + "\n")
+    else:
+        for line in lines:
+            out.print(line)
+    sys.stdout.flush()
+
+
+# ---- one model ----
+
+
 def _serve_one(models: ServedModels, options: ServerOptions) -> int:
-    loading, output = options.loading, options.output
     if models.max_models is not None:
         raise UsageError("is for several models", field="max_models", value=models.max_models)
     _check_options(models.one(), options)
@@ -106,20 +417,21 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
     from edgespec.platform.metering import choose_meter
 
     run_key = secrets.token_urlsafe()
-    opening = options.address.open(options.limits, options.speech, run_key)
-    with opening as (bound, accepted), ExitStack() as stack:
+    with _listening(options, run_key) as (bound, accepted), ExitStack() as stack:
         meter = choose_meter(assume_watts=options.assume_watts, on_message=message)
         metrics, address = Metrics(energy=meter.available), _address_of(bound)
-        served = _load(stack, models, options, meter)
-        app = served.application(metrics, is_routed=options.address.turns is not None)
-        found = _announced(served.engine, loading, address, run_key)
+        load = _load_vectors if options.loading.vectors.embeddings else _load
+        served = load(stack, models, options, meter, metrics)
+        found = _announced(served.engine, options.loading, address, run_key)
 
         def announce() -> None:
             stack.enter_context(found)
-            served.announce(address, json=output.json)
+            first, *rest = served.lines
+            lines = [f"{first} at {address} (Ctrl-C ends it)", *rest]
+            _announce(lines, {"address": address, **served.facts}, options)
 
         hurried = serve(
-            noting_requests(Gate(app, accepted), output.log, metrics.count_request),
+            noting_requests(Gate(served.app, accepted), options.output.log, metrics.count_request),
             served.workers,
             bound,
             max_queue=options.limits.max_queue,
@@ -129,124 +441,184 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
     return INTERRUPTED if hurried else 0
 
 
-def _check_options(models: ModelFirst, options: ServerOptions) -> None:
-    loading, speech = options.loading, options.speech
-    vectors = loading.vectors
-    if vectors.embeddings:
-        others = {"speech": speech.speech, "assume-watts": options.assume_watts}
-        refuse_contradictions(vectors.contradictions(models, loading, **others))
-    else:
-        vectors.check()
-        speech.check(models.chosen().target)
-
-
 @dataclass
 class _Served:
-    """What a server of one model answers with."""
+    """A model that is loaded: what answers, and what is said when it does."""
 
+    app: FastAPI
+    workers: list[Working]
+    lines: list[str]
+    parallel: int = 1
+    target: str | None = None
+    draft: str | None = None
+    speech: str | None = None
+    embeddings: str | None = None
     engine: Engine | None = None
-    worker: Worker | None = None
-    service: Service | None = None
-    heard: SpeechService | None = None
-    embedded: EmbeddingService | None = None
 
     @property
-    def workers(self) -> list[Working]:
-        """The threads that answer."""
-        services = (self.heard, self.embedded)
-        found = [self.worker, *(service.worker if service else None for service in services)]
-        return [worker for worker in found if worker]
-
-    def application(self, metrics: Metrics, *, is_routed: bool) -> FastAPI:
-        """Return the application, whose answers `metrics` counts."""
-        from edgespec.apps.server.api import create_app, create_embedding_app, create_speech_app
-
-        if self.embedded:
-            metrics.watch_embeddings(self.embedded.worker)
-            return create_embedding_app(self.embedded, metrics=metrics)
-        if self.heard:
-            metrics.watch_speech(self.heard.worker)
-        if self.engine and self.worker:
-            metrics.watch(self.worker)
-            return create_app(
-                self.engine,
-                self.worker,
-                metrics=metrics,
-                service=self.service,
-                speech=self.heard,
-                is_routed=is_routed,
-                log=message,
-            )
-        assert self.heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
-        return create_speech_app(self.heard, metrics=metrics, log=message)
-
-    def announce(self, address: str, *, json: bool) -> None:
-        """Say where it is."""
-        engine, speech, embedded = self.engine, self.heard, self.embedded
-        held = engine.capacity if engine else None
-        if json:
-            facts = {
-                "address": address,
-                "target": engine.target_name if engine else None,
-                "draft": engine.draft_name if engine else None,
-                "speech": speech.name if speech else None,
-                "embeddings": embedded.service.name if embedded else None,
-                "parallel": held.parallel if held else embedded.worker.parallel if embedded else 1,
-            }
-            if held:
-                facts |= {"cache_tokens": held.n_cells, "cache_bytes": held.n_bytes}
-            sys.stdout.write(json_text.dumps(facts) + "\n")
-        elif engine:
-            draft = f", drafted by {engine.draft_name}" if engine.draft_name else ""
-            out.print(f"serving {engine.target_name}{draft} at {address} (Ctrl-C ends it)")
-            out.print(str(held))
-            if speech:
-                out.print(f"writing down recordings with {speech.name}")
-        else:
-            told = embedded or f"writing down recordings with {speech.name if speech else ''}"
-            out.print(f"{told} at {address} (Ctrl-C ends it)")
-        sys.stdout.flush()
+    def facts(self) -> dict[str, Any]:
+        """What --json tells."""
+        names = ("target", "draft", "speech", "embeddings", "parallel")
+        facts = {name: getattr(self, name) for name in names}
+        if self.engine:
+            held = self.engine.capacity
+            facts |= {"cache_tokens": held.n_cells, "cache_bytes": held.n_bytes}
+        return facts
 
 
-def _load(stack: ExitStack, models: ServedModels, options: ServerOptions, meter: Meter) -> _Served:
-    """Pull what is not here, and load what is served."""
-    from edgespec.apps.server.request_reader import Service
-    from edgespec.apps.server.worker import Worker
-    from edgespec.platform.signals import Cancellation
+def _limits(options: ServerOptions) -> QueueLimits:
     from edgespec.platform.turns import SharedTurns, Turns
 
-    loading, limits, speech = options.loading, options.limits, options.speech
-    chosen, names = models.one().chosen(), models.alias or ()
     turns = SharedTurns(options.address.turns) if options.address.turns else Turns()
-    if loading.vectors.embeddings:
-        opening = loading.vectors.open(chosen.target, loading, limits, turns, names=names)
-        return _Served(embedded=stack.enter_context(opening))
-    pair = None
+    limits = options.limits
+    return {"max_queue": limits.max_queue, "max_seconds": limits.max_seconds, "turns": turns}
+
+
+def _load_vectors(
+    stack: ExitStack, models: ServedModels, options: ServerOptions, _meter: Meter, metrics: Metrics
+) -> _Served:
+    """Load a model that embeds or ranks. Raises UsageError where none is named."""
+    target, loading = models.one().chosen().target, options.loading
+    if target is None:
+        raise UsageError("--embeddings needs a model: edgespec serve MODEL --embeddings")
+    from edgespec.apps.embed.embedder import Embedder
+    from edgespec.apps.server.api import create_embedding_app
+    from edgespec.apps.server.embedding_routes import EmbeddingService
+    from edgespec.apps.server.embedding_worker import EmbeddingWorker
+    from edgespec.apps.server.names import NamedModel, plain_name
+    from edgespec.apps.server.request_reader import Service
+    from edgespec.platform.signals import Cancellation
+
+    pull_named(target)
+    cancellation = stack.enter_context(Cancellation())
+    with err.status("loading the model"):
+        embedder = Embedder(
+            target,
+            pooling=loading.vectors.pooling,
+            n_ctx=min(filter(None, (loading.ctx, options.limits.max_prompt)), default=None),
+            n_threads=loading.compute.threads,
+            kernels=loading.compute.kernels,
+            interrupt=cancellation.interrupt,
+        )
+    stack.enter_context(embedder)
+    worker = EmbeddingWorker(embedder, cancellation, **_limits(options))
+    metrics.watch(worker, "vectors")
+    named = NamedModel.of(embedder.model, [*(models.alias or ()), plain_name(target)])
+    service = EmbeddingService(Service(named, embedder.n_ctx), worker, message)
+    app = create_embedding_app(service, metrics=metrics)
+    return _Served(app, [worker], [str(service)], worker.parallel, embeddings=named.name)
+
+
+def _load(
+    stack: ExitStack, models: ServedModels, options: ServerOptions, meter: Meter, metrics: Metrics
+) -> _Served:
+    """Pull what is not here, and load a pair, a Whisper model, or both."""
+    from edgespec.apps.server.api import create_app, create_speech_app
+    from edgespec.apps.server.request_reader import Service
+
+    loading, limits = options.loading, _limits(options)
+    chosen, names, pair = models.one().chosen(), models.alias or [], None
     if chosen.target != NO_TEXT:
         drafter = named_drafter(loading.drafter)
         pair = chosen.choose(drafter, loading.compute, chat_template=loading.chat_template)
-    speech.pull()
+    if options.speech.speech is not None:
+        from edgespec.apps.speech.speech_model import pull_speech
+
+        pull_speech(options.speech.speech, options.speech.speech_draft)
     pull_named(*(pair or ()))
     measured = stack.enter_context(meter) if meter.available else None
-    served = _Served()
-    if pair:
-        cancellation = stack.enter_context(Cancellation())
-        served.engine = engine = stack.enter_context(loading.load(pair, measured, cancellation))
-        served.worker = Worker(
-            engine, cancellation, max_queue=limits.max_queue, max_seconds=limits.max_seconds, turns=turns
-        )
-        served.service = Service.of(
-            engine,
-            n_ctx=loading.ctx,
-            max_prompt=limits.max_prompt,
-            names=names,
-            reasoning_budget=limits.reasoning_budget,
-        )
-    heard = stack.enter_context(speech.open(limits, loading.compute, measured, turns))
-    if heard and names:
-        heard = replace(heard, name=heard.name if pair else names[0], aliases=(heard.name, *names))
-    served.heard = heard
-    return served
+    if pair is None:
+        speech = _load_speech(stack, options, measured, limits, names, metrics)
+        line = f"writing down recordings with {speech.name}"
+        app = create_speech_app(speech, metrics=metrics, log=message)
+        return _Served(app, [speech.worker], [line], speech=speech.name)
+    engine, worker = _load_engine(stack, pair, options, measured, limits)
+    metrics.watch(worker)
+    service = Service.of(
+        engine,
+        n_ctx=loading.ctx,
+        max_prompt=options.limits.max_prompt,
+        names=names,
+        reasoning_budget=options.limits.reasoning_budget,
+    )
+    drafted = f", drafted by {engine.draft_name}" if engine.draft_name else ""
+    lines, heard = [f"serving {engine.target_name}{drafted}", str(engine.capacity)], None
+    if options.speech.speech is not None:
+        heard = _load_speech(stack, options, measured, limits, [], metrics)
+        heard = replace(heard, aliases=(heard.name, *names) if names else ())
+        lines.append(f"writing down recordings with {heard.name}")
+    app = create_app(
+        engine,
+        worker,
+        metrics=metrics,
+        service=service,
+        speech=heard,
+        is_routed=options.address.turns is not None,
+        log=message,
+    )
+    return _Served(
+        app,
+        [worker, *([heard.worker] if heard else [])],
+        lines,
+        engine.capacity.parallel,
+        engine.target_name,
+        engine.draft_name,
+        heard.name if heard else None,
+        engine=engine,
+    )
+
+
+def _load_engine(
+    stack: ExitStack,
+    pair: ChosenModels,
+    options: ServerOptions,
+    meter: Meter | None,
+    limits: QueueLimits,
+) -> tuple[Engine, Worker]:
+    from edgespec.apps.server.worker import Worker
+    from edgespec.platform.signals import Cancellation
+
+    loading, cancellation = options.loading, stack.enter_context(Cancellation())
+    engine = loading.compute.load_engine(
+        pair,
+        drafter=loading.drafter,
+        n_ctx=loading.ctx,
+        meter=meter,
+        signals=cancellation,
+        prefix_cache=loading.prefix_cache << 20,
+        parallel=loading.parallel,
+        chat_template=loading.chat_template,
+        states=loading.states.room(),
+        learn=loading.learn,
+    )
+    return stack.enter_context(engine), Worker(engine, cancellation, **limits)
+
+
+def _load_speech(
+    stack: ExitStack,
+    options: ServerOptions,
+    meter: Meter | None,
+    limits: QueueLimits,
+    names: list[str],
+    metrics: Metrics,
+) -> SpeechService:
+    """Load the Whisper model; `names`: the first is told in its place, and the others are accepted, too."""
+    from edgespec.apps.server.audio_routes import SpeechService, SpeechWorker
+    from edgespec.apps.server.names import plain_name
+    from edgespec.apps.speech.opening import open_transcriber
+    from edgespec.apps.speech.speech_model import speech_ref
+
+    speech, compute = options.speech, options.loading.compute
+    name = speech.speech or ""
+    opening = open_transcriber(
+        name, draft=speech.speech_draft, n_threads=compute.threads, kernels=compute.kernels != "off"
+    )
+    transcriber = stack.enter_context(opening)
+    worker = SpeechWorker(transcriber, meter=meter, **limits)
+    metrics.watch(worker, "speech")
+    own = plain_name(speech_ref(name))
+    aliases = (own, *names) if names else ()
+    return SpeechService(names[0] if names else own, worker, 60.0 * speech.max_audio_minutes, aliases)
 
 
 def _announced(
@@ -273,19 +645,6 @@ def _announced(
     return announced_server(server)
 
 
-def _check_extras(*more: str) -> None:
-    if missing := [name for name in (*_EXTRA, *more) if importlib.util.find_spec(name) is None]:
-        raise EdgespecError(f"edgespec serve needs {missing[0]}: pip install 'edgespec[serve]'")
-
-
-def _address_of(bound: socket.socket) -> str:
-    """Return the URL of a server on this socket."""
-    if bound.family == socket.AF_UNIX:
-        return f"unix:{bound.getsockname()}"
-    host, port = bound.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
 # ---- several models ----
 
 
@@ -300,7 +659,7 @@ def _own_options(table: PresetModel, options: ServerOptions, where: str) -> Serv
     """
     loading, given = options.loading, table.given
     if given.get("embeddings"):
-        idle = [*idle_options(loading), *(["--assume-watts"] if options.assume_watts is not None else [])]
+        idle = [*_idle_options(loading), *(["--assume-watts"] if options.assume_watts is not None else [])]
         if idle:
             message(f"{where}: {', '.join(idle)} of the command line: nothing for embeddings")
         compute = ComputeOnNodes(threads=loading.compute.threads, kernels=loading.compute.kernels)
@@ -346,29 +705,33 @@ def _serve_several(models: ServedModels, options: ServerOptions) -> int:
         }
     )
     tables, where = _tables(models, options.speech)
-    with options.address.open(options.limits, options.speech) as (bound, accepted):
+    with _listening(options) as (bound, accepted):
         folder = Path(tempfile.mkdtemp(prefix="edgespec-models-"))  # which only this user reaches
         try:
             specs = [_spec(name, table, folder, options, where) for name, table in tables.items()]
-            models.check_places(sum(spec.keep for spec in specs), len(specs))
+            kept, most = sum(spec.keep for spec in specs), models.max_models
+            if most is not None and most < kept + (kept < len(specs)):
+                why = f"{kept} of the {len(specs)} models stay loaded (keep): allow more, or keep fewer"
+                raise UsageError(why, field="max_models", value=most)
             pull_named(*(name for spec in specs for name in spec.models))
-            limits = options.limits
             pool = Pool(
                 [spec.with_facts() for spec in specs],
                 folder,
                 err.print,
                 max_models=models.max_models,
                 room=available_bytes(),
-                max_queue=limits.max_queue,
-                max_seconds=limits.max_seconds,
+                max_queue=options.limits.max_queue,
+                max_seconds=options.limits.max_seconds,
             )
+            names, address = [spec.named.name for spec in specs], _address_of(bound)
+            line = f"serving {', '.join(names)} at {address}, each when it is asked (Ctrl-C ends it)"
             gate = Gate(create_router(pool, message), accepted)
             hurried = serve(
                 noting_requests(gate, options.output.log),
                 [pool],
                 bound,
-                max_queue=limits.max_queue,
-                on_ready=lambda: _announce_several(_address_of(bound), specs, json=options.output.json),
+                max_queue=options.limits.max_queue,
+                on_ready=lambda: _announce([line], {"address": address, "models": names}, options),
                 on_message=message,
             )
         finally:
@@ -435,12 +798,3 @@ def _spec(name: str, table: PresetModel, turns: Path, options: ServerOptions, wh
         keep_alive_s=duration_s(KEEP_ALIVE if table.keep_alive is None else table.keep_alive),
         parallel=loading.parallel or 16,
     )
-
-
-def _announce_several(address: str, specs: list[ModelSpec], *, json: bool) -> None:
-    names = [spec.named.name for spec in specs]
-    if json:
-        sys.stdout.write(json_text.dumps({"address": address, "models": names}) + "\n")
-    else:
-        out.print(f"serving {', '.join(names)} at {address}, each when it is asked (Ctrl-C ends it)")
-    sys.stdout.flush()

@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -47,75 +48,72 @@ prompt would have the beginning of an earlier one."""
 Messages = list[dict[str, Any]]
 
 
-class MessagesReader:
-    """Reads requests to one model. Its methods are for any thread, and raise ApiError."""
+def read_request(reader: RequestReader, body: MessagesRequest) -> PreparedRequest:
+    """Prepare a request. For any thread. Raises ApiError."""
+    if body.thread is not None:
+        line = "no conversation is kept here: send all of it, without thread"
+        raise ApiError(400, line, field="thread", code=NO_THREAD)
+    prepared = reader.choices(_chat(reader, body))
+    return replace(prepared, warnings=(*_warnings(reader, body), *prepared.warnings))
 
-    def __init__(self, reader: RequestReader) -> None:
-        """Let `reader` prepare requests."""
-        self._reader = reader
 
-    def read(self, body: MessagesRequest) -> PreparedRequest:
-        """Prepare a request. Raises ApiError."""
-        if body.thread is not None:
-            line = "no conversation is kept here: send all of it, without thread"
-            raise ApiError(400, line, field="thread", code=NO_THREAD)
-        prepared = self._reader.choices(self._chat(body))
-        return replace(prepared, warnings=(*self._warnings(body), *prepared.warnings))
+def count_tokens(reader: RequestReader, body: CountTokensRequest) -> int:
+    """Return how many tokens the prompt of a request has."""
+    return len(reader.prompt_tokens(_chat(reader, body)))
 
-    def count(self, body: CountTokensRequest) -> int:
-        """Return how many tokens the prompt of a request has."""
-        return len(self._reader.prompt_tokens(self._chat(body)))
 
-    def _chat(self, body: CountTokensRequest) -> ChatRequest:
-        """Return the request in OpenAI's form."""
-        messages = openai_messages(body, later_system=self._reader.takes_later_system)
-        fields: dict[str, Any] = {"model": body.model, "messages": messages}
-        if body.tools:
-            fields["tools"] = [{"type": "function", "function": _function(tool)} for tool in body.tools]
-        if body.tool_choice:
-            fields |= _choice(body.tool_choice)
-        if messages[-1]["role"] == "assistant":
-            if "tool_calls" in messages[-1]:
-                line = "the last one has a tool_use: send its tool_result after it, as the user's"
-                raise ApiError(400, line, field="messages")
-            fields["continue_final_message"] = True
-        fields |= self._thinking(body)
-        if wanted := _format(body):
-            schema = {"name": "answer", "schema": wanted, "strict": True}
-            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-        if isinstance(body, MessagesRequest):
-            fields |= {
-                "max_tokens": body.max_tokens or 1,  # 0: the prompt alone is wanted
-                "stop": body.stop_sequences,
-                "user": body.metadata.user_id if body.metadata else None,
-                **{name: getattr(body, name) for name in ("stream", "temperature", "top_p", "top_k")},
-            }
-        return checked(ChatRequest, fields)
+def _chat(reader: RequestReader, body: CountTokensRequest) -> ChatRequest:
+    """Return the request in OpenAI's form."""
+    messages = openai_messages(body, later_system=reader.prompts.takes_later_system)
+    fields: dict[str, Any] = {"model": body.model, "messages": messages}
+    if body.tools:
+        fields["tools"] = [{"type": "function", "function": _function(tool)} for tool in body.tools]
+    if body.tool_choice:
+        fields |= _choice(body.tool_choice)
+    if messages[-1]["role"] == "assistant":
+        if "tool_calls" in messages[-1]:
+            line = "the last one has a tool_use: send its tool_result after it, as the user's"
+            raise ApiError(400, line, field="messages")
+        fields["continue_final_message"] = True
+    fields |= _thinking(reader, body)
+    if wanted := _format(body):
+        schema = {"name": "answer", "schema": wanted, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if isinstance(body, MessagesRequest):
+        fields |= {
+            "max_tokens": body.max_tokens or 1,  # 0: the prompt alone is wanted
+            "stop": body.stop_sequences,
+            "user": body.metadata.user_id if body.metadata else None,
+            **{name: getattr(body, name) for name in ("stream", "temperature", "top_p", "top_k")},
+        }
+    return checked(ChatRequest, fields)
 
-    def _thinking(self, body: CountTokensRequest) -> dict[str, Any]:
-        if not self._reader.thinks:
-            return {}
-        told: dict[str, Any] = {}
-        effort = body.output_config.effort if body.output_config else None
-        if effort:
-            told["reasoning_effort"] = "xhigh" if effort == "max" else effort
-        if body.thinking and body.thinking.type == "disabled":
-            told["reasoning_effort"] = "none"
-        elif body.thinking and body.thinking.type == "enabled":
-            switches = self._reader.thinking_switches - {"reasoning_effort"}
-            told["reasoning_budget"] = body.thinking.budget_tokens
-            told["chat_template_kwargs"] = dict.fromkeys(switches, True)
-        return told
 
-    def _warnings(self, body: CountTokensRequest) -> Iterator[str]:
-        if not self._reader.thinks:
-            if body.thinking and body.thinking.type == "enabled":
-                yield f"thinking: {body.model} does not think"
-            if body.output_config and body.output_config.effort:
-                yield f"output_config.effort: {body.model} does not think"
-        turns = [turn for turn in body.messages if isinstance(turn, AssistantTurn)]
-        if any(part.type == "redacted_thinking" for turn in turns for part in _blocks(turn.content)):
-            yield "messages: redacted_thinking is not read: another server has the key"
+def _thinking(reader: RequestReader, body: CountTokensRequest) -> dict[str, Any]:
+    if not reader.prompts.thinks:
+        return {}
+    told: dict[str, Any] = {}
+    effort = body.output_config.effort if body.output_config else None
+    if effort:
+        told["reasoning_effort"] = "xhigh" if effort == "max" else effort
+    if body.thinking and body.thinking.type == "disabled":
+        told["reasoning_effort"] = "none"
+    elif body.thinking and body.thinking.type == "enabled":
+        switches = reader.prompts.thinking_switches - {"reasoning_effort"}
+        told["reasoning_budget"] = body.thinking.budget_tokens
+        told["chat_template_kwargs"] = dict.fromkeys(switches, True)
+    return told
+
+
+def _warnings(reader: RequestReader, body: CountTokensRequest) -> Iterator[str]:
+    if not reader.prompts.thinks:
+        if body.thinking and body.thinking.type == "enabled":
+            yield f"thinking: {body.model} does not think"
+        if body.output_config and body.output_config.effort:
+            yield f"output_config.effort: {body.model} does not think"
+    turns = [turn for turn in body.messages if isinstance(turn, AssistantTurn)]
+    if any(part.type == "redacted_thinking" for turn in turns for part in _blocks(turn.content)):
+        yield "messages: redacted_thinking is not read: another server has the key"
 
 
 # ---- fields ----
@@ -398,12 +396,11 @@ _PING = 'event: ping\ndata: {"type": "ping"}\n\n'
 
 def add_messages(app: FastAPI, reader: RequestReader, answerer: Answerer) -> None:
     """Add the routes to `app`."""
-    own = MessagesReader(reader)
     answerer.serve(
         app,
         "/v1/messages",
         MessagesRequest,
-        own.read,
+        partial(read_request, reader),
         lambda body, request: MessagesWriter(body, request, reader.model, reader.service.name),
     )
 
@@ -411,4 +408,4 @@ def add_messages(app: FastAPI, reader: RequestReader, answerer: Answerer) -> Non
     async def count(body: CountTokensRequest, response: Response) -> dict[str, int]:
         """Count the tokens of a conversation's prompt; nothing is answered."""
         response.headers[REQUEST_ID] = new_request_id()
-        return {"input_tokens": await run_in_threadpool(own.count, body)}
+        return {"input_tokens": await run_in_threadpool(count_tokens, reader, body)}

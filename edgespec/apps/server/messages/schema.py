@@ -11,8 +11,6 @@ from edgespec.apps.server.request_fields import RequestPart, ToolName, check_nee
 
 # ---- content ----
 
-HARMLESS: Any = Field(None, description="Changes nothing.")
-
 _NEEDED = {
     "text": ("text",),
     "document": ("source",),
@@ -137,8 +135,6 @@ class ClientTool(RequestPart):
     input_schema: dict[str, Any]
     strict: bool | None = None
     input_examples: list[dict[str, Any]] | None = Field(None, description="Examples within the schema.")
-    cache_control: Any = HARMLESS
-    eager_input_streaming: Any = HARMLESS
     defer_loading: Literal[False] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
 
@@ -181,7 +177,6 @@ class OutputFormat(RequestPart):
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
-    name: str | None = HARMLESS
 
 
 class OutputConfig(RequestPart):
@@ -210,10 +205,7 @@ class CountTokensRequest(RequestPart):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(None, description="The older name of output_config.format.")
-    cache_control: Any = Field(None, description="Changes nothing: prompts are always cached.")
-    context_management: Any = Field(None, description="Changes nothing: what does not fit is refused.")
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
-    speed: Any = HARMLESS
 
 
 class MessagesRequest(CountTokensRequest):
@@ -228,10 +220,6 @@ class MessagesRequest(CountTokensRequest):
     top_k: int | None = None
     stream: bool | None = None
     metadata: RequestMetadata | None = None
-    service_tier: Any = Field(None, description="Changes nothing: there is one tier.")
-    inference_geo: Any = HARMLESS
-    diagnostics: Any = HARMLESS
-    fallbacks: Any = Field(None, description="Changes nothing: this model refuses nothing.")
     container: None = None
     thread: Any = Field(None, description="Refused, so that the client sends whole conversations.")
     compaction: None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import WithJsonSchema
@@ -27,71 +26,41 @@ OPTIONS_SCHEMA = WithJsonSchema({"type": ["object", "null"], "properties": {name
 """Description of the options; `read_options` checks them."""
 
 
-@dataclass(frozen=True)
-class ReadOptions:
-    """The options of a request, as the engine takes them."""
+def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options `given` as fields of the engine's `Options`, and `n_ctx`, None for the server's.
 
-    params: SamplingParams
-    n_predict: int | None
-    """Most tokens; None: as many as the context holds."""
-    n_ctx: int | None
-    """Most tokens of prompt and answer together; None: the server's."""
-    seed: int | None
-    stop: tuple[str, ...]
-    gamma: int | None
-    """Tokens drafted a step; None: as many as pay."""
-
-
-def read_options(given: Mapping[str, Any]) -> ReadOptions:
-    """Return the options `given`. Raises ApiError for an option that cannot be honoured."""
+    Raises ApiError for an option that cannot be honoured.
+    """
     values = {name: value for name, value in given.items() if value is not None}
     if values.get("mirostat"):
         raise _fault("mirostat", "mirostat is not here: leave it out, or send 0")
     ignore(f"options.{name}" for name in values if name not in HONOURED)
-    stop = _stop(values.pop("stop", ()))
-    numbers: dict[str, Any] = {
-        name: _number(name, values[name], is_whole=is_whole)
-        for name, is_whole in HONOURED.items()
-        if name in values
-    }
-    n_ctx = numbers.get("num_ctx")
+    stop = values.pop("stop", ())
+    stop = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stop, list | tuple) or not all(isinstance(text, str) for text in stop):
+        raise _fault("stop", "must be a list of strings")
+    if "" in stop:
+        raise _fault("stop", "an empty string would stop at once")
+    for name in values.keys() & HONOURED.keys():
+        values[name] = _number(name, values[name], is_whole=HONOURED[name])
+    n_ctx, n_predict, seed = values.get("num_ctx"), values.get("num_predict", -1), values.get("seed", -1)
     if n_ctx is not None and n_ctx < 1:
         raise _fault("num_ctx", "must be 1 or more")
-    seed = numbers.get("seed", -1)
-    return ReadOptions(
-        params=_params(numbers),
-        n_predict=_n_predict(numbers.get("num_predict", -1)),
-        n_ctx=n_ctx,
-        seed=None if seed == -1 else seed % (1 << 64),
-        stop=stop,
-        gamma=numbers.get("draft_num_predict"),
-    )
-
-
-def _params(numbers: Mapping[str, Any]) -> SamplingParams:
-    given = {name: numbers.get(option.ollama) for name, option in SAMPLING.items()}
-    try:
-        return SamplingParams(**{**DEFAULTS, **read_sampling(given)})
-    except UsageError as error:
-        name = SAMPLING[error.field].ollama
-        raise field_error(error, f"options.{name}") from None
-
-
-def _n_predict(asked: int) -> int | None:
-    if asked in (-1, -2):  # without end, and until the context is full: here both end with the context
-        return None
-    if asked < 1:
+    if n_predict not in (-1, -2) and n_predict < 1:  # -1: without end, -2: until the context is full
         raise _fault("num_predict", "must be 1 or more, or -1 for as many as the context holds")
-    return asked
-
-
-def _stop(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - JSON
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise _fault("stop", "must be a list of strings")
-    if "" in texts:
-        raise _fault("stop", "an empty string would stop at once")
-    return tuple(texts)
+    sampling = {name: values.get(option.ollama) for name, option in SAMPLING.items()}
+    try:
+        params = SamplingParams(**{**DEFAULTS, **read_sampling(sampling)})
+    except UsageError as error:
+        raise field_error(error, f"options.{SAMPLING[error.field].ollama}") from None
+    return {
+        "params": params,
+        "n_predict": None if n_predict < 0 else n_predict,
+        "n_ctx": n_ctx,
+        "seed": None if seed == -1 else seed % (1 << 64),
+        "stop": tuple(stop),
+        "gamma": values.get("draft_num_predict"),
+    }
 
 
 def _number(name: str, value: Any, *, is_whole: bool) -> float:  # noqa: ANN401 - JSON

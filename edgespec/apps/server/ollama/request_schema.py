@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from edgespec.apps.server.names import RequestedModel
 from edgespec.apps.server.ollama.options import OPTIONS_SCHEMA
+from edgespec.apps.server.ollama.response_schema import duration_s
 from edgespec.apps.server.request_fields import RequestPart
 from edgespec.decoding.option_table import MAX_LOGPROBS
-
-_NUMBER = r"\d+(?:\.\d*)?"
-_DURATION = re.compile(rf"[+-]?(?:{_NUMBER}|(?:{_NUMBER}(?:ns|us|µs|μs|ms|s|m|h))+)", re.ASCII)
-
-
-UNUSED: Any = Field(None, description="Changes nothing.")
 
 
 def _absent(line: str) -> BeforeValidator:
@@ -91,16 +85,14 @@ class OllamaGenerationRequest(OllamaRequest):
     @field_validator("keep_alive")
     @classmethod
     def _is_duration(cls, value: float | str | None) -> float | str | None:
-        if isinstance(value, str) and not _DURATION.fullmatch(value.strip()):
-            raise ValueError('a duration is a number of seconds, or a text such as "5m" or "-1"')
+        if value is not None:
+            duration_s(value)
         return value
 
     @property
     def unloads(self) -> bool:
         """Whether `keep_alive` asks to free the model at once."""
-        if isinstance(self.keep_alive, str):
-            return not re.search(r"[1-9]", self.keep_alive)
-        return self.keep_alive == 0
+        return self.keep_alive is not None and duration_s(self.keep_alive) == 0
 
 
 class OllamaChatRequest(OllamaGenerationRequest):
@@ -124,26 +116,10 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
     context: Annotated[list[int] | None, _absent("is not supported: send the conversation to /api/chat")] = (
         None
     )
-    width: None = None
-    height: None = None
-    steps: None = None
 
 
-class OllamaPullRequest(OllamaRequest):
-    """The body of POST /api/pull."""
+class OllamaNameRequest(OllamaRequest):
+    """The body of POST /api/pull and /api/show."""
 
     name: str = Field("", description="The older name of `model`.")
-    stream: bool | None = Field(None, description="Lines, unless it is false.")
-    insecure: Any = UNUSED
-    username: Any = UNUSED
-    password: Any = UNUSED
-
-
-class OllamaShowRequest(OllamaRequest):
-    """The body of POST /api/show."""
-
-    name: str = Field("", description="The older name of `model`.")
-    verbose: bool | None = UNUSED
-    system: Literal[""] | None = UNUSED
-    template: Literal[""] | None = UNUSED
-    options: Annotated[dict[str, Any], Field(max_length=0)] | None = UNUSED
+    stream: bool | None = Field(None, description="Of /api/pull: lines, unless it is false.")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import JSONResponse
@@ -21,17 +21,22 @@ from starlette.concurrency import run_in_threadpool
 from edgespec.apps.server.answer_events import AnswerCall, AnswerEvent, EventWriter
 from edgespec.apps.server.api_errors import ApiError, checked, field_error
 from edgespec.apps.server.json_routes import NO_VECTORS, absent, route_class
-from edgespec.apps.server.ollama.options import ReadOptions, read_options
+from edgespec.apps.server.ollama.options import read_options
 from edgespec.apps.server.ollama.request_schema import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaGenerationRequest,
-    OllamaPullRequest,
+    OllamaNameRequest,
     OllamaRequestMessage,
-    OllamaShowRequest,
     OllamaToolCall,
 )
-from edgespec.apps.server.ollama.response_schema import FOREVER, SPOKEN, digest, rfc3339
+from edgespec.apps.server.ollama.response_schema import (
+    SPOKEN,
+    listed,
+    loaded,
+    nothing_asked,
+    rfc3339,
+)
 from edgespec.apps.server.request_reader import (
     PreparedRequest,
     RequestReader,
@@ -42,7 +47,7 @@ from edgespec.apps.server.streaming import STREAMED, Answerer
 from edgespec.decoding.records import PromptProgress, Token
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
-from edgespec.llama.gguf import STRING, Field
+from edgespec.llama.gguf import GGUF, STRING, Field
 from edgespec.llama.weights import Model
 from edgespec.platform.messages import MessageFn
 
@@ -50,99 +55,74 @@ _EFFORTS: Mapping[Any, str] = {False: "none", "max": "xhigh"}
 """OpenAI's words for Ollama's."""
 
 
-class OllamaReader:
-    """Reads Ollama's requests to one model. Its methods are for any thread, and raise ApiError."""
-
-    def __init__(self, reader: RequestReader) -> None:
-        """Let `reader` prepare requests."""
-        self._reader, self._service, self._model = reader, reader.service, reader.model
-
-    def read(self, body: OllamaChatRequest | OllamaGenerateRequest) -> PreparedRequest:
-        """Prepare a request that has messages or a prompt."""
-        return self._conversation(body) if isinstance(body, OllamaChatRequest) else self._prompt(body)
-
-    def _conversation(self, body: OllamaChatRequest) -> PreparedRequest:
+def read_request(reader: RequestReader, body: OllamaChatRequest | OllamaGenerateRequest) -> PreparedRequest:
+    """Prepare a request that has messages or a prompt. For any thread. Raises ApiError."""
+    options = read_options(body.options or {})
+    fields: dict[str, Any] = {"stream": body.stream is not False}
+    if body.format:
+        schema = {"type": "json_schema", "schema": body.format}
+        fields["response_format"] = {"type": "json_object"} if body.format == "json" else schema
+    if isinstance(body, OllamaChatRequest):
         messages = openai_messages(body.messages or ())
-        fields: dict[str, Any] = {"messages": messages}
         if body.tools:
             fields["tools"] = [{"type": "function", **tool} for tool in body.tools]  # who may leave it out
         if messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
             fields["continue_final_message"] = True  # Ollama goes on with what an answer begins with
-        return self._chat(body, fields)
-
-    def _prompt(self, body: OllamaGenerateRequest) -> PreparedRequest:
-        if body.raw or body.suffix or self._model.chat_template is None:
-            return self._text(body)
+    elif body.raw or body.suffix or reader.model.chat_template is None:
+        fields |= _text_fields(body)
+        return _fitted(reader, reader.choices(checked(CompletionRequest, fields)), options)
+    else:
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": body.prompt}]
-        return self._chat(body, {"messages": messages})
-
-    def _chat(self, body: OllamaGenerationRequest, fields: dict[str, Any]) -> PreparedRequest:
-        options = read_options(body.options or {})
-        if body.think not in (None, ""):
-            fields |= self._thinking(body)
-        if body.logprobs:
-            fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-        if body.format:
-            fields["response_format"] = _format(body.format)
-        return self._fitted(self._reader.choices(checked(ChatRequest, fields)), body, options)
-
-    def _thinking(self, body: OllamaGenerationRequest) -> dict[str, Any]:
-        """Return the fields of OpenAI's API for `think`. Raises ApiError."""
-        if body.think and not self._reader.thinks:
-            name = body.model or self._service.name
-            raise ApiError(400, f'"{name}" does not support thinking', param="think")
-        if body.think is True:  # as much as is usual
-            switches = self._reader.thinking_switches - {"reasoning_effort"}
-            return {"chat_template_kwargs": dict.fromkeys(switches, True)}
-        return {"reasoning_effort": _EFFORTS.get(body.think, body.think)}
-
-    def _text(self, body: OllamaGenerateRequest) -> PreparedRequest:
-        kind = "raw mode" if body.raw else "suffix" if body.suffix else "a model without a chat template"
-        for name in ("system", "think"):
-            if getattr(body, name):
-                raise ApiError(400, f"{kind} does not support {name}: leave it out", param=name)
-        options = read_options(body.options or {})
-        fields: dict[str, Any] = {"prompt": body.prompt}
-        if body.format:
-            fields["response_format"] = _format(body.format)
-        if body.suffix:
-            fields["suffix"] = body.suffix
-        if body.logprobs:
-            fields["logprobs"] = body.top_logprobs or 0
-        return self._fitted(self._reader.choices(checked(CompletionRequest, fields)), body, options)
-
-    def _fitted(
-        self, request: PreparedRequest, body: OllamaGenerationRequest, options: ReadOptions
-    ) -> PreparedRequest:
-        """Return `request` with Ollama's options, cut to the context that it asks for."""
-        (prepared,) = request.texts
-        n_ctx = min(options.n_ctx or self._service.n_ctx, self._service.n_ctx)
-        room = n_ctx - len(prepared.tokens)
-        if room < 1:
-            whose = "options.num_ctx is" if n_ctx < self._service.n_ctx else "this server's context is"
-            line = f"{len(prepared.tokens)} tokens, and {whose} {n_ctx}: send less, or allow more"
-            raise ApiError(400, line, field="messages", code="context_length_exceeded")
-        unlimited = options.n_predict is None and n_ctx == self._service.n_ctx
-        try:
-            made = replace(
-                prepared.options,
-                params=options.params,
-                n_predict=None if unlimited else min(options.n_predict or room, room),
-                stop=(*prepared.options.stop, *options.stop),
-                seed=options.seed,
-                gamma=options.gamma,
-            )
-        except UsageError as error:
-            name = "draft_num_predict" if error.field == "gamma" else error.field
-            raise field_error(error, f"options.{name}") from None
-        return replace(request, texts=(replace(prepared, options=made),), streams=body.stream is not False)
+    fields |= {"messages": messages, **_thinking(reader, body)}
+    if body.logprobs:
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    return _fitted(reader, reader.choices(checked(ChatRequest, fields)), options)
 
 
-def _format(wanted: str | dict[str, Any]) -> dict[str, Any]:
-    if isinstance(wanted, str):
-        return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": {"name": "format", "schema": wanted}}
+def _thinking(reader: RequestReader, body: OllamaGenerationRequest) -> dict[str, Any]:
+    """Return the fields of OpenAI's API for `think`. Raises ApiError."""
+    if body.think in (None, ""):
+        return {}
+    if body.think and not reader.prompts.thinks:
+        name = body.model or reader.service.name
+        raise ApiError(400, f'"{name}" does not support thinking', param="think")
+    if body.think is True:  # as much as is usual
+        switches = reader.prompts.thinking_switches - {"reasoning_effort"}
+        return {"chat_template_kwargs": dict.fromkeys(switches, True)}
+    return {"reasoning_effort": _EFFORTS.get(body.think, body.think)}
+
+
+def _text_fields(body: OllamaGenerateRequest) -> dict[str, Any]:
+    kind = "raw mode" if body.raw else "suffix" if body.suffix else "a model without a chat template"
+    for name in ("system", "think"):
+        if getattr(body, name):
+            raise ApiError(400, f"{kind} does not support {name}: leave it out", param=name)
+    return {
+        "prompt": body.prompt,
+        "suffix": body.suffix or None,
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+    }
+
+
+def _fitted(reader: RequestReader, request: PreparedRequest, options: dict[str, Any]) -> PreparedRequest:
+    """Return `request` with Ollama's options, cut to the context that it asks for."""
+    (text,), most = request.texts, reader.service.n_ctx
+    n_ctx = min(options.pop("n_ctx") or most, most)
+    room = n_ctx - len(text.tokens)
+    if room < 1:
+        whose = "options.num_ctx is" if n_ctx < most else "this server's context is"
+        line = f"{len(text.tokens)} tokens, and {whose} {n_ctx}: send less, or allow more"
+        raise ApiError(400, line, field="messages", code="context_length_exceeded")
+    if options["n_predict"] is not None or n_ctx < most:
+        options["n_predict"] = min(options["n_predict"] or room, room)
+    options["stop"] = (*text.options.stop, *options["stop"])
+    try:
+        made = replace(text.options, **options)
+    except UsageError as error:
+        name = "draft_num_predict" if error.field == "gamma" else error.field
+        raise field_error(error, f"options.{name}") from None
+    return replace(request, texts=(replace(text, options=made),))
 
 
 def openai_messages(messages: Sequence[OllamaRequestMessage]) -> list[dict[str, Any]]:
@@ -201,75 +181,29 @@ _LONGEST_ARRAY = 5  # longer ones are shown empty, as in Ollama
 _NOT_SHOWN = ("general.name", "tokenizer.chat_template")  # told in fields of their own
 
 
-class OllamaModelFacts:
-    """The served model, as Ollama's API describes one."""
+def shown(target: Model, service: Service, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model for /api/show, of its entry in /api/tags."""
+    gguf, full = target.header.gguf, service.named.full
+    license_text = gguf.text("general.license")
+    info = {key: _value(gguf, field) for key, field in gguf.fields.items() if key not in _NOT_SHOWN}
+    return {
+        **({"license": license_text} if license_text else {}),
+        "modelfile": f"# The one model of this server, made from no Modelfile.\nFROM {full}\n",
+        "parameters": f"{'num_ctx':<30} {service.n_ctx}",
+        "template": target.chat_template or "",
+        "model_info": {**info, "general.parameter_count": target.n_params},
+        **{name: entry[name] for name in ("details", "capabilities", "modified_at")},
+    }
 
-    def __init__(
-        self, target: Model, service: Service, capabilities: Sequence[str], n_bytes: Callable[[], int]
-    ) -> None:
-        """Describe `target`, which can do `capabilities`; `n_bytes`: the memory it takes, with its draft."""
-        self._target, self._n_bytes, self._service = target, n_bytes, service
-        self._header = target.header
-        self.full = service.named.full
-        self._details = {
-            "parent_model": "",
-            "format": "gguf",
-            "family": self._header.architecture,
-            "families": [self._header.architecture],
-            "parameter_size": service.named.size,
-            "quantization_level": service.named.quantization,
-            "context_length": service.n_ctx,
-            "embedding_length": self._header.n_embd,
-        }
-        self._named = {"name": self.full, "model": self.full}
-        self._digest = digest(self._header)
-        self._told = {"capabilities": [*capabilities], "modified_at": rfc3339(target.path.stat().st_mtime)}
 
-    def check(self, asked: str) -> None:
-        """Raise an ApiError if no model of this name is served."""
-        self._service.names.find(asked)
-
-    def listed(self) -> dict[str, Any]:
-        """Return the model for /api/tags."""
-        size = self._header.file_bytes
-        return {**self._named, "size": size, "digest": self._digest, "details": self._details, **self._told}
-
-    def loaded(self) -> dict[str, Any]:
-        """Return the model for /api/ps."""
-        return {
-            **self._named,
-            "size": self._n_bytes(),
-            "digest": self._digest,
-            "details": self._details,
-            "expires_at": FOREVER,
-            "size_vram": 0,
-            "context_length": self._service.n_ctx,
-        }
-
-    def shown(self) -> dict[str, Any]:
-        """Return the model for /api/show."""
-        license_text = self._header.gguf.text("general.license")
-        fields = self._header.gguf.fields
-        info = {key: self._value(field) for key, field in fields.items() if key not in _NOT_SHOWN}
-        return {
-            **({"license": license_text} if license_text else {}),
-            "modelfile": f"# The one model of this server, made from no Modelfile.\nFROM {self.full}\n",
-            "parameters": f"{'num_ctx':<30} {self._service.n_ctx}",
-            "template": self._target.chat_template or "",
-            "details": self._details,
-            "model_info": {**info, "general.parameter_count": self._target.n_params},
-            **self._told,
-        }
-
-    def _value(self, field: Field) -> Any:  # noqa: ANN401 - any value of a GGUF file
-        if not field.is_array:
-            return field.value
-        if field.n > _LONGEST_ARRAY:
-            return []
-        gguf = self._header.gguf
-        if field.kind == STRING:
-            return [text.decode(errors="replace") for text in gguf.texts(field.key)]
-        return gguf.numbers(field.key).tolist()
+def _value(gguf: GGUF, field: Field) -> Any:  # noqa: ANN401 - any value of a GGUF file
+    if not field.is_array:
+        return field.value
+    if field.n > _LONGEST_ARRAY:
+        return []
+    if field.kind == STRING:
+        return [text.decode(errors="replace") for text in gguf.texts(field.key)]
+    return gguf.numbers(field.key).tolist()
 
 
 # ---- answers as lines ----
@@ -396,36 +330,34 @@ def add_ollama(
     """Add Ollama's routes to `app`; `log` takes a line for each failure that is not the client's fault."""
     known = {
         "completion": True,
-        "tools": reader.takes_tools,
+        "tools": reader.prompts.takes_tools,
         "insert": engine.target.fim is not None,
-        "thinking": reader.thinks,
+        "thinking": reader.prompts.thinks,
     }
     capabilities = [name for name, has in known.items() if has]
-    weights = engine.target.size_bytes + (engine.draft.size_bytes if engine.draft else 0)
-    facts = OllamaModelFacts(
-        engine.target, reader.service, capabilities, lambda: weights + engine.capacity.n_bytes
-    )
     router = APIRouter(
         prefix="/api",
         route_class=route_class(log, any_type=True),
     )
-    add_facts(router, facts)
-    _add_generations(router, engine.target, OllamaReader(reader), facts, answerer)
+    add_facts(router, engine.target, reader.service, capabilities)
+    _add_generations(router, reader, answerer)
     for (method, path), line in _ABSENT.items():
         router.add_api_route(path, absent(line), methods=[method], include_in_schema=False)
     app.include_router(router)
 
 
-def add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
+def add_facts(router: APIRouter, target: Model, service: Service, capabilities: Sequence[str]) -> None:
     """Add the routes that tell of the model."""
+    entry = listed(service.named, target.header) | {"capabilities": [*capabilities]}
+    entry["details"]["context_length"] = service.n_ctx
 
     @router.get("/tags")
     async def tags() -> dict[str, Any]:
-        return {"models": [facts.listed()]}
+        return {"models": [entry]}
 
     @router.get("/ps")
-    async def loaded() -> dict[str, Any]:
-        return {"models": [facts.loaded()]}
+    async def running() -> dict[str, Any]:
+        return {"models": [loaded(entry) | {"context_length": service.n_ctx}]}
 
     @router.get("/version")
     async def spoken() -> dict[str, Any]:
@@ -433,47 +365,38 @@ def add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
         return {"version": SPOKEN, "edgespec": version("edgespec")}
 
     @router.post("/show")
-    async def show(body: OllamaShowRequest) -> dict[str, Any]:
+    async def show(body: OllamaNameRequest) -> dict[str, Any]:
         """Tell of the model: what it can do, its template, the metadata of its file."""
-        facts.check(body.model or body.name)
-        return await run_in_threadpool(facts.shown)
+        service.names.find(body.model or body.name)
+        return await run_in_threadpool(shown, target, service, entry)
 
     @router.post("/pull", response_model=dict[str, Any], responses=STREAMED)
-    async def pull(body: OllamaPullRequest) -> Response:
+    async def pull(body: OllamaNameRequest) -> Response:
         """Say that the served model is here: programs pull before they ask. No other is fetched."""
         try:
-            facts.check(body.model or body.name)
-        except ApiError as error:
-            raise error if error.status != 404 else ApiError(404, _ONE_MODEL) from None
+            service.names.find(body.model or body.name)
+        except ApiError:
+            raise ApiError(404, _ONE_MODEL) from None
         line = '{"status":"success"}\n'
         if body.stream is False:
             return Response(line, media_type="application/json")
         return Response('{"status":"pulling manifest"}\n' + line, media_type=OllamaWriter.media_type)
 
 
-def _add_generations(
-    router: APIRouter,
-    target: Model,
-    reader: OllamaReader,
-    facts: OllamaModelFacts,
-    answerer: Answerer,
-) -> None:
+def _add_generations(router: APIRouter, reader: RequestReader, answerer: Answerer) -> None:
     def read(body: OllamaChatRequest | OllamaGenerateRequest) -> PreparedRequest | Response:
-        facts.check(body.model)
-        if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
-            return _nothing_asked(body, body.model or facts.full)
-        return reader.read(body)
+        reader.service.names.find(body.model)
+        is_chat = isinstance(body, OllamaChatRequest)
+        if body.messages if isinstance(body, OllamaChatRequest) else body.prompt:
+            return read_request(reader, body)
+        reason: Literal["load", "unload"] = "unload" if body.unloads else "load"
+        return JSONResponse(nothing_asked(named(body), chat=is_chat, reason=reason))
+
+    def named(body: OllamaGenerationRequest) -> str:
+        return body.model or reader.service.named.full
 
     def writer(body: OllamaGenerationRequest, request: PreparedRequest) -> OllamaWriter:
-        return OllamaWriter(body, request, target, body.model or facts.full)
+        return OllamaWriter(body, request, reader.model, named(body))
 
     answerer.serve(router, "/chat", OllamaChatRequest, read, writer)
     answerer.serve(router, "/generate", OllamaGenerateRequest, read, writer)
-
-
-def _nothing_asked(body: OllamaGenerationRequest, model: str) -> Response:
-    """Return Ollama's answer to a request that only loads the model, or frees it: here it always stays."""
-    is_chat = isinstance(body, OllamaChatRequest)
-    said = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
-    told = {"model": model, "created_at": rfc3339(time.time()), **said, "done": True}
-    return JSONResponse(told | {"done_reason": "unload" if body.unloads else "load"})

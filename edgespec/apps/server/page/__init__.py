@@ -16,23 +16,15 @@ from starlette.routing import Route
 
 from edgespec.apps.server.page.markdown import blocks
 
-_FILES = (
-    "page.css",
-    "page.js",
-    "answer.js",
-    "comparison.js",
-    "growing.js",
-    "speech.js",
-    "markdown.js",
-    "dom.js",
-    "stream.js",
-    "kept.js",
-)
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_FILES = sorted(
+    file.name for file in resources.files(__package__).iterdir() if PurePath(file.name).suffix in _TYPES
+)
+_INDEX = "index.html"
 
 _MARKDOWN = "/page/markdown"
 
-PARTS = frozenset({*(f"/{name}" for name in _FILES), _MARKDOWN})
+PARTS = frozenset({*(f"/{name}" for name in _FILES if name != _INDEX), _MARKDOWN})
 """The paths that the page itself asks for, many times in a conversation."""
 
 PATHS = PARTS - {_MARKDOWN} | {"/"}
@@ -52,8 +44,7 @@ _HEADERS = {
 
 def add_page(app: Starlette) -> None:
     """Add the page's routes to `app`."""
-    app.router.routes.append(_route("/", "index.html"))
-    app.router.routes.extend(_route(f"/{name}", name) for name in _FILES)
+    app.router.routes.extend(_route("/" if name == _INDEX else f"/{name}", name) for name in _FILES)
     app.router.routes.append(Route(_MARKDOWN, _answer_markdown, methods=["POST"], include_in_schema=False))
 
 

@@ -12,9 +12,12 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from edgespec.apps.server.api_errors import ApiError, checked
+from edgespec.apps.server.request_fields import ignore
 from edgespec.apps.server.request_reader import PreparedRequest, RequestReader
 from edgespec.apps.server.request_schema import ChatRequest
 from edgespec.apps.server.responses.schema import (
+    ENCRYPTED,
+    LOGPROBS,
     AllowedChoice,
     ChosenTool,
     CustomDefinition,
@@ -204,6 +207,7 @@ _SAME_FIELDS = {
 def read_response(reader: RequestReader, body: ResponsesRequest) -> PreparedRequest:
     """Prepare a request. For any thread. Raises ApiError."""
     items, tools = _items(body), read_tools(body)
+    ignore(f"include {name}" for name in body.include or () if name not in (LOGPROBS, ENCRYPTED))
     prepared = reader.choices(_chat(body, items, tools))
     return replace(prepared, warnings=(*tools.warnings, *_unread(body, items), *prepared.warnings))
 

@@ -21,8 +21,6 @@ from edgespec.apps.server.request_fields import (
 from edgespec.apps.server.request_schema import SpeculativeOptions
 from edgespec.decoding.option_table import GENERATION, MAX_LOGPROBS
 
-UNUSED: Any = Field(None, description="Changes nothing.")
-
 # ---- items of the input ----
 
 
@@ -112,8 +110,6 @@ class ToolDefinition(RequestPart):
 
     name: ToolName
     description: str | None = None
-    defer_loading: Any = UNUSED
-    allowed_callers: Any = UNUSED
 
 
 class FunctionDefinition(ToolDefinition):
@@ -122,7 +118,6 @@ class FunctionDefinition(ToolDefinition):
     type: Literal["function"]
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    output_schema: Any = UNUSED
 
 
 class PlainInput(RequestPart):
@@ -203,7 +198,6 @@ class SchemaAnswer(RequestPart):
 
     type: Literal["json_schema"]
     name: str = "response"
-    description: str | None = UNUSED
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = Field(None, description="true: a schema not enforced in every part is refused.")
 
@@ -221,26 +215,11 @@ class ReasoningOptions(RequestPart):
     """How much the model thinks before it answers."""
 
     effort: str | None = Field(None, description="As reasoning_effort of a chat completion.")
-    summary: Literal["auto", "concise", "detailed"] | None = UNUSED
-    generate_summary: Literal["auto", "concise", "detailed"] | None = UNUSED
-    context: Literal["auto"] | None = UNUSED
-    mode: Literal["standard"] | None = UNUSED
+    summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Sent back.")
 
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-
-Included = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-]
-"""Those of tools and pictures that are not here change nothing."""
 
 CONVERSATION = "edgespec_conversation"
 """The field with the items of the stored conversation that a request goes on with, which the server adds."""
@@ -263,7 +242,7 @@ class ResponsesRequest(OtherFields):
     reasoning: ReasoningOptions | None = None
     max_output_tokens: int | None = Field(None, ge=1, description="Cut to what fits in the context.")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    include: list[Included] | None = None
+    include: list[str] | None = None
     metadata: dict[str, str] | None = Field(None, description="Kept with the response.")
     user: str | None = Field(
         None, description="Who waits in the queue; by default the API key, or the address."
@@ -273,13 +252,6 @@ class ResponsesRequest(OtherFields):
     speculative: SpeculativeOptions | None = None
     safety_identifier: str | None = Field(None, description="Sent back.")
     prompt_cache_key: str | None = Field(None, description="Sent back: the cache finds prompts itself.")
-    truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="Changes nothing: what does not fit is refused, never cut."
-    )
-    stream_options: dict[str, Any] | None = UNUSED
-    max_tool_calls: Any = UNUSED
-    client_metadata: Any = UNUSED
-    prompt_cache_options: Any = UNUSED
     background: Literal[False] | None = None
     edgespec_conversation: SkipJsonSchema[list[Item]] = Field([])
     conversation: None = None

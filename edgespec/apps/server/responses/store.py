@@ -38,38 +38,24 @@ def new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(24)}"
 
 
-class StoredResponse(msgspec.Struct, frozen=True):
-    """A response and the conversation that it ends."""
-
-    answer: bytes
-    """Its JSON."""
-    items: bytes
-    """JSON list of the whole input, then the output; without instructions."""
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of all of it."""
-        return len(self.answer) + len(self.items)
-
-
 class ResponseStore:
     """The last responses. For the event loop's thread. Nothing is written to a disk."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         """Keep up to `most_bytes`."""
         self._most = most_bytes
-        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[bytes, bytes]] = OrderedDict()
         self._n_bytes = 0
 
-    def put(self, identity: str, response: StoredResponse) -> None:
-        """Keep `response`, and forget others where there is no room."""
-        self._kept[identity] = response
-        self._n_bytes += response.n_bytes
+    def put(self, identity: str, answer: bytes, items: bytes) -> None:
+        """Keep the JSON of a response and of the list of its whole input and output; forget older ones."""
+        self._kept[identity] = answer, items
+        self._n_bytes += len(answer) + len(items)
         while self._n_bytes > self._most:
-            self._n_bytes -= self._kept.popitem(last=False)[1].n_bytes
+            self._n_bytes -= sum(map(len, self._kept.popitem(last=False)[1]))
 
-    def get(self, identity: str, param: str = "response_id") -> StoredResponse:
-        """Return a response; a 404 about the field `param` where it is not here."""
+    def get(self, identity: str, param: str = "response_id") -> tuple[bytes, bytes]:
+        """Return a response and its items; a 404 about the field `param` where it is not here."""
         if identity not in self._kept:
             kind = "previous response" if param == "previous_response_id" else "response"
             line = f"{kind.capitalize()} with id {identity[:80]!r} not found: this server keeps responses in "
@@ -82,7 +68,7 @@ class ResponseStore:
         """Answer GET /v1/responses/{identity}."""
         if streams:
             raise ApiError(400, "a stored response comes as a whole: leave it out", field="stream")
-        return Response(self.get(identity).answer, media_type="application/json")
+        return Response(self.get(identity)[0], media_type="application/json")
 
 
 class KeepingResponses:
@@ -101,7 +87,7 @@ class KeepingResponses:
             fields = _object(body)
             before = b"[]"
             if isinstance(previous := fields.get("previous_response_id"), str):
-                before = self._store.get(previous, "previous_response_id").items
+                _, before = self._store.get(previous, "previous_response_id")
                 body = b'%s,"%s":%s}' % (_json(fields)[:-1], CONVERSATION.encode(), before)
         except ClientDisconnect:
             return
@@ -217,4 +203,4 @@ class _PassingAnswer:
         except msgspec.DecodeError:  # another route's answer
             return
         if found.store and found.status in _ENDED:
-            self._store.put(found.id, StoredResponse(answer, _joined(self._items, bytes(found.output))))
+            self._store.put(found.id, answer, _joined(self._items, bytes(found.output)))

@@ -28,11 +28,17 @@ from edgespec.apps.server.gate import replay
 from edgespec.apps.server.http_server import FORWARDED
 from edgespec.apps.server.json_routes import model_in_form, models_in_form
 from edgespec.apps.server.names import ModelKind, ServedNames
-from edgespec.apps.server.ollama.response_schema import FOREVER, SPOKEN, rfc3339
+from edgespec.apps.server.ollama.response_schema import (
+    FOREVER,
+    SPOKEN,
+    duration_s,
+    loaded,
+    nothing_asked,
+    rfc3339,
+)
 from edgespec.apps.server.page import add_page
 from edgespec.apps.server.responses.store import PATH, KeepingResponses, ResponseStore
 from edgespec.apps.server.router.pool import Pool, PooledModel
-from edgespec.apps.server.router.preset import duration_s
 from edgespec.apps.server.streaming import WholeEvents
 from edgespec.errors import EdgespecError
 from edgespec.platform.messages import MessageFn
@@ -124,7 +130,9 @@ class Router:
             with suppress(ValueError):  # which the model's own server refuses
                 seconds = duration_s(asked.keep_alive)
                 if not (seconds or model.loading or asked.prompt or asked.messages):
-                    await JSONResponse(_unloaded(path, asked))(scope, receive, send)
+                    chat = path == "/api/chat"
+                    told = nothing_asked(asked.model or "", chat=chat, reason="unload")
+                    await JSONResponse(told)(scope, receive, send)
                     return
                 model.keep_alive_s = seconds
         reply = _Reply(scope, send, model)
@@ -224,10 +232,9 @@ class Router:
         found = []
         for model in self._models:
             if model.process and model.spec.listed:
-                left_s, until = model.expires_s, FOREVER
-                if not math.isinf(left_s):
-                    until = rfc3339(time.time() + max(0.0, left_s))
-                found.append({**model.spec.listed, "size_vram": 0, "expires_at": until})
+                left_s = model.expires_s
+                until = FOREVER if math.isinf(left_s) else rfc3339(time.time() + max(0.0, left_s))
+                found.append(loaded(model.spec.listed, until))
         return JSONResponse({"models": found})
 
     async def show_version(self, _request: Request) -> Response:
@@ -323,9 +330,3 @@ async def _until_ended() -> dict[str, Any]:
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _unloaded(path: str, asked: Asked) -> dict[str, Any]:
-    said = {"message": {"role": "assistant", "content": ""}} if path == "/api/chat" else {"response": ""}
-    created = rfc3339(time.time())
-    return {"model": asked.model, "created_at": created, **said, "done": True, "done_reason": "unload"}

@@ -170,7 +170,7 @@ class ModelSpec:
 
     def with_facts(self) -> ModelSpec:
         """Return it with what its files say, which are here; of a damaged one its own server tells."""
-        from edgespec.apps.server.ollama.response_schema import digest, rfc3339
+        from edgespec.apps.server.ollama.response_schema import listed
         from edgespec.llama.gguf_header import check_complete_file
         from edgespec.models.found.facts import facts_of
         from edgespec.models.resolve import resolve
@@ -185,14 +185,10 @@ class ModelSpec:
             told = facts_of(first)
             size = human_number(told.parameters)
             named = replace(self.named, title=first.name, quantization=told.quantization, size=size)
-            family = first.architecture
-            details: dict[str, Any] = {"parent_model": "", "format": "gguf", "families": [family]}
-            details |= {"family": family, "parameter_size": size, "quantization_level": told.quantization}
-            listed: dict[str, Any] = {"name": named.full, "model": named.full, "details": details}
-            listed |= {"size": first.file_bytes, "digest": digest(first), "modified_at": rfc3339(created)}
+            entry = listed(named, first)
         except (EdgespecError, OSError):
             return self
-        return replace(found, named=named, listed=listed)
+        return replace(found, named=named, listed=entry)
 
 
 @dataclass(eq=False)

@@ -13,7 +13,6 @@ The key of a table is the model's name.
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -24,32 +23,13 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
+from edgespec.apps.server.ollama.response_schema import duration_s
 from edgespec.cli.groups import flat_options
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import NAME, convert_table
 
 KEEP_ALIVE = "5m"
 """The time after which an idle model is unloaded, where nothing else is said; as in Ollama."""
-
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_STEP = re.compile(rf"(\d+\.?\d*|\.\d+)({'|'.join(_UNITS)})", re.ASCII)
-
-
-def duration_s(value: float | str) -> float:
-    """Return the seconds of a time as Ollama writes it: 300, "5m", "1h30m"; infinity for a negative one.
-
-    Raises ValueError for anything else.
-    """
-    text = str(value).strip()
-    sign, rest = text[:1] == "-", text.lstrip("+-")
-    steps = _STEP.findall(rest)
-    if "".join(number + unit for number, unit in steps) == rest and steps:
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in steps)
-    else:
-        seconds = float(rest)
-    if not math.isfinite(seconds):
-        raise ValueError(text)
-    return math.inf if sign and seconds else seconds
 
 
 class _WithKeepAlive(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

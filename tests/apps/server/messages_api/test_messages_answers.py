@@ -229,7 +229,8 @@ def test_what_changes_nothing(served: Served):
     with served.client(headers=headers) as client:
         response = client.post("/v1/messages?beta=true", json=ASKED | GREEDY | fields)
     assert response.json()["content"] == [{"type": "text", "text": chat_text(served)}]
-    assert "x-edgespec-warning" not in response.headers
+    told = response.headers["x-edgespec-warning"]
+    assert told == "no effect: service_tier, context_management, cache_control"
 
 
 def test_what_is_not_done_is_named(served: Served):

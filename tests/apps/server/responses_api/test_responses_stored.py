@@ -13,7 +13,7 @@ from openai.types.responses import ResponseFailedEvent
 from starlette.types import Receive, Scope, Send
 
 from edgespec.apps.server.api_errors import ApiError
-from edgespec.apps.server.responses.store import KeepingResponses, ResponseStore, StoredResponse
+from edgespec.apps.server.responses.store import KeepingResponses, ResponseStore
 from responses_requests import stream
 from scripted_texts import writing
 from server_app import Served
@@ -42,13 +42,13 @@ def test_a_stream_is_stored_and_goes_on(client: openai.OpenAI, http: httpx.Clien
 def test_the_store_forgets_what_was_not_used_for_longest():
     store = ResponseStore(most_bytes=20)
     for name in "ab":
-        store.put(name, StoredResponse(name.encode(), bytes(9)))
+        store.put(name, name.encode(), bytes(9))
     store.get("a")
-    store.put("c", StoredResponse(b"c", bytes(9)))
+    store.put("c", b"c", bytes(9))
     with pytest.raises(ApiError):
         store.get("b")
-    assert [store.get(name).answer for name in "ac"] == [b"a", b"c"]
-    store.put("large", StoredResponse(b"large", bytes(20)))
+    assert [store.get(name)[0] for name in "ac"] == [b"a", b"c"]
+    store.put("large", b"large", bytes(20))
     with pytest.raises(ApiError):
         store.get("large")
 
@@ -83,8 +83,8 @@ def test_a_stream_is_stored_however_its_parts_come(step: int):
     parts = [text[i : i + step] for i in range(0, len(text), step)]
     given = [{"type": "function_call_output", "call_id": "c", "output": "\u2028", "extra": 1 << 99}]
     assert passed(store, parts, input=given) == text
-    assert json.loads(store.get("resp_1").answer) == COMPLETED
-    assert json.loads(store.get("resp_1").items) == [*given, SAID]
+    assert json.loads(store.get("resp_1")[0]) == COMPLETED
+    assert json.loads(store.get("resp_1")[1]) == [*given, SAID]
 
 
 @pytest.mark.parametrize("begun", [b"", b": loading m\n\n", event("created", 0, CREATED)])

@@ -102,25 +102,6 @@ def test_a_server_that_does_not_count_its_tokens(
         )
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--per-client", "99"), "prompts have up to 1500 characters"),
-        (("--peer", "llama.cpp"), "must be NAME=COMMAND"),
-        (("--variants", "magic"), "must be of auto, plain"),
-        (("--variants", "auto,auto"), "none twice"),
-        (("--older", "/does/not/exist"), "build it there first"),
-        (("--rounds", "0"), "at least 1"),
-    ],
-)
-def test_options_that_are_refused(
-    options: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["script", "--clients", "1", *options])
-    with pytest.raises(UsageError, match=words):
-        clients.main()
-
-
 def load(contender: str, round_: int, seconds: float, *texts: str) -> Load:
     records = [Record(f"p{i}", 5, 10, i + 1.0, i + 2.0, text) for i, text in enumerate(texts)]
     return Load(contender, 4, 0.0, round_, seconds, (0.1, 0.2), tuple(records), ())

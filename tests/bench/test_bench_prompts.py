@@ -49,17 +49,6 @@ def test_long_prompts_are_long_and_varied():
             assert len(set(lines)) == len(lines)
 
 
-def test_hot_prompts_have_their_temperature():
-    temperatures = {prompt.category: LIMITS[prompt.id].temperature for prompt in own_prompts()}
-    assert temperatures == {name: 1.5 if name == "hot" else None for name in (*HURT, "copy")}
-
-
-def test_pairs():
-    families = prompt_sets.pairs(prompt_sets.AGAIN)
-    assert len(families) >= 4
-    assert all(first[:20] == second[:20] for first, second in families.values())
-
-
 @pytest.fixture
 def choose(tmp_path):
     """Return the suites that options choose; FILE stands for one of two categories of six prompts."""
@@ -84,13 +73,6 @@ def test_chosen_prompts_are_spread_over_their_category(choose):
         "t7",
     ]
     assert len(prompt_sets.of_all(choose("--suite", "FILE", "--per-category", "6"))) == 12
-
-
-def test_chosen_categories(choose):
-    suites = choose("--suite", "FILE", "--category", "hot", "--category", "b", own=prompt_sets.OWN)
-    assert [prompt.category for prompt in prompt_sets.of_all(suites)] == ["hot"] * 4 + ["b"] * 2
-    with pytest.raises(UsageError, match="prose: must be of a, b"):
-        choose("--suite", "FILE", "--category", "prose")
 
 
 def test_ids_in_common(choose, tmp_path):
@@ -124,8 +106,3 @@ def test_prompts_at_a_depth_begin_with_the_same_sources():
     assert 5000 <= n < len(deep[0].text) - len("Write a poem.") + 1
     longer = prompt_sets.at_depth(Letters(), prompts, 9000)
     assert longer[0].text[:4900] == deep[0].text[:4900], "so that what was read is of use at the next depth"
-
-
-def test_a_depth_that_no_sources_reach():
-    with pytest.raises(UsageError, match="depth"):
-        prompt_sets.at_depth(Letters(), [Prompt("1", "a", "x")], 1 << 28)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from drafts_made import STOCK, accepted, class_ratio, drafting_cost, goals, report, verdicts
+from drafts_made import STOCK, accepted, class_ratio, goals, report, verdicts
 from edgespec.apps.bench.runs import PLAIN, Run
 from edgespec.apps.bench.suites import HUMAN_EVAL, Prompt, Suite
 from ratios import Ratios
@@ -56,12 +56,6 @@ def test_goals(runs):
     ]
 
 
-def test_what_drafting_costs(runs):
-    assert drafting_cost(runs, "mine") == pytest.approx(0.5 / 50 / 0.1)
-    assert drafting_cost(runs, PLAIN) is None
-    assert drafting_cost([], "mine") is None
-
-
 def test_what_is_accepted():
     """Each position given those before it, and only where something was drafted there."""
     histogram = ((3, 0, 4), (3, 1, 3), (3, 2, 2), (3, 3, 1), (1, 1, 10), (0, 0, 99))
@@ -86,10 +80,3 @@ def test_a_draft_beside_the_first_one(runs, capsys):
     quicker = [replace(one, variant="new", total_s=one.total_s / 2) for one in runs if one.variant == "mine"]
     report([*runs, *quicker], ["mine", "new"], [HUMAN, SPEC])
     assert "new over mine: geometric mean 2.00, median 2.000" in capsys.readouterr().out
-
-
-def test_short_answers_are_named(runs, capsys):
-    report(
-        [*runs, run(PLAIN, 2.0, prompt="s", tokens=5), run("mine", 2.0, prompt="s", tokens=3)], ["mine"], []
-    )
-    assert "an answer of fewer than 8 tokens: ['s']" in capsys.readouterr().out

@@ -41,9 +41,3 @@ def test_a_larger_whisper_hears_the_same(tmp_path: Path) -> None:
             cache = model.cache(model.encode(sound))
             rows.append(cache.forward([SequenceBatch(0, [1, 2, 3], 3)])[0])
     assert np.array_equal(*rows)
-
-
-def test_layers_that_are_there_are_no_larger_model(tmp_path: Path) -> None:
-    small = write_tiny_gguf(tmp_path / "small.gguf")
-    with pytest.raises(ValueError, match="has 2 layers"):
-        write_larger(small, 2, tmp_path / "larger.gguf")

@@ -1,7 +1,6 @@
 """bench/never_slower.py: its arithmetic on made-up runs, and how it asks an engine."""
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -12,9 +11,9 @@ from edgespec.apps.bench.runs import Run
 from edgespec.apps.bench.suites import OVERALL, Prompt
 from edgespec.apps.bench.variants import PLAIN_VARIANT, parse_variants
 from edgespec.platform.files import cache_root
-from never_slower import best_fixed, deep_run, fixed, report, report_second, second_run, verdicts
+from never_slower import deep_run, fixed, report_second, second_run, verdicts
 from prompts import Limits
-from ratios import Ratios, plain_speed, worst
+from ratios import Ratios, plain_speed
 
 
 def run(name, total_s, *, turn=0, category="copy", prompt="1", tokens=101, once_s=1.0, text="same"):
@@ -83,14 +82,6 @@ def test_ratios(ratios):
     assert (found.n_identical, found.n_compared) == (8, 9)
 
 
-def test_best_fixed_choice_and_worst_prompts(ratios):
-    assert best_fixed(ratios, "copy") == "suffix-8"
-    assert best_fixed(ratios, "poem") == "plain"
-    slowest = worst(ratios, "auto", 2)
-    assert [place for _, *place in slowest] == [["poem", "3"], ["copy", "2"]]
-    assert [ratio for ratio, *_ in slowest] == pytest.approx([4.0 / 4.2, 1.0])
-
-
 def test_verdicts(ratios):
     lines = verdicts(ratios, own_kernels=True)
     assert lines == [
@@ -103,45 +94,6 @@ def test_verdicts(ratios):
         verdicts(ratios, own_kernels=False)[-1]
         == "stated: copying at 2.000 times plain with llama.cpp's kernels"
     )
-
-
-def test_verdicts_met_and_not_judged():
-    runs = [run("plain", 8.0), run("auto", 2.0), run("model-3", 3.0)]
-    runs += [run("plain", 8.0, category="qa", prompt="2", tokens=2)]
-    runs += [run("auto", 2.0, category="qa", prompt="2", tokens=3)]
-    runs += [run("model-3", 3.0, category="qa", prompt="2", tokens=2)]
-    ratios = Ratios(at_plains_length(runs))
-    assert ratios.ratio("auto", "plain", "qa") is None
-    assert verdicts(ratios, own_kernels=True) == [
-        "met: no category below 0.97 of plain; lowest 4.000, copy (nothing comparable: qa)",
-        "met: ahead of model-3, llama.cpp's default; lowest 1.500, copy (nothing comparable: qa)",
-        "met: copying at 3 times plain with edgespec's kernels: 4.000",
-    ]
-    short = [replace(one, category="qa", tokens=i) for i, one in enumerate(runs[:2])]
-    silent = Ratios(at_plains_length(short))
-    assert verdicts(silent, own_kernels=True) == [
-        "not judged: no category below 0.97 of plain (nothing comparable: qa)"
-    ]
-
-
-def test_report(ratios, capsys):
-    texts = dict.fromkeys("123", "Write a poem\nof " + 60 * "x")
-    report(ratios, texts, {"2": "because"}, own_kernels=True, one_text=True)
-    printed = capsys.readouterr().out
-    assert re.search(r"^copy +2 +12\.\d\d +2\.00 +2\.00 +4\.00 +1\.00-4\.00 +suffix-8 +0\.50$", printed, re.M)
-    assert "auto at its worst: 0.95  poem  3  'Write a poem of xxx" in printed
-    assert "1.00  copy  2  'Write a poem of " in printed
-    assert "because" in printed
-    assert "NOT THE SAME TEXT as plain: model-3\n" in printed
-
-
-def test_chosen_variants():
-    args = never_slower.arguments(["--sweep", "--temp", "0,0.8"])
-    names = [variant.name for variant in never_slower.chosen_variants(args, has_draft=True)]
-    assert names[:4] == ["plain", "auto", "model-3", "model-1"]
-    assert len(names) == len(set(names)) == 1 + 1 + 8 + 5 + 3
-    without = never_slower.chosen_variants(args, has_draft=False)
-    assert {variant.drafter for variant in without} == {"none", "auto", "suffix"}
 
 
 @pytest.fixture
@@ -273,12 +225,3 @@ def test_depths(tiny_path, tiny_draft_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "after 300 tokens, temperature 0, 2 prompts" in printed
     assert "plain at a depth of 300" in printed
-
-
-@pytest.mark.parametrize(
-    "options", [["--depth", "-1"], ["--depth", "9", "--second-run"], ["--depth", "9", "--remembered"]]
-)
-def test_depths_that_cannot_be_measured(options, capsys):
-    with pytest.raises(SystemExit):
-        never_slower.arguments(options)
-    assert "--depth" in capsys.readouterr().err

@@ -331,16 +331,6 @@ def in_process(models, suite, monkeypatch, tmp_path):
     return run
 
 
-def test_interrupted_before_the_first_run(in_process, monkeypatch, capsys):
-    def interrupted(*_arguments, **_options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("edgespec.apps.bench.measure.measure", interrupted)
-    assert in_process() == 130
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", "edgespec: interrupted\n")
-
-
 def damage(monkeypatch, prompt: bytes) -> None:
     """Logits are no numbers wherever the target reads that prompt."""
     real = KVCache.forward
@@ -367,15 +357,6 @@ def test_a_failure_in_mid_bench(in_process, monkeypatch, capsys, tmp_path):
     assert shown.err.count("may be damaged") == 1, "said once"
     assert "prose" in shown.out
     assert len(list(csv.DictReader((tmp_path / "x.csv").open()))) == 9
-
-
-def test_a_failure_before_the_first_run(in_process, monkeypatch, capsys):
-    damage(monkeypatch, max((text for *_, text in PROMPTS), key=len).encode())  # what warms up
-    assert in_process() == 1
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1
-    assert "may be damaged" in shown.err
 
 
 def test_files_are_there_though_nobody_reads_stdout(environment, models, suite, tmp_path):
@@ -451,14 +432,6 @@ def test_a_peer_in_turns(bench, programs):
     assert Counter(run.variant for run in runs)["llama.cpp model-2"] == 3
     table = bench(*QUICK, "--peer", "llama.cpp", "--bin", programs).stdout
     assert "llama.cpp model-2" in table
-
-
-def test_a_peer_that_drafts_as_it_does_by_default(bench, programs):
-    process = bench(*QUICK, "--variants", "auto", "--peer", "llama.cpp", "--bin", programs, "--json")
-    assert {run.variant for run in outcome_of(process).cells[0].runs} >= {
-        "llama.cpp plain",
-        "llama.cpp model-3",
-    }
 
 
 def test_a_peer_drafts_with_the_small_model_where_the_draft_is_a_head(

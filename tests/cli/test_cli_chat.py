@@ -21,7 +21,6 @@ from edgespec.cli.chat_lines import LineEditor, file_name
 from edgespec.cli.conversation import ChatAnswer, Conversation, Exchange
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
-from edgespec.errors import UsageError
 from edgespec.platform.signals import SignalPipe
 from terminals import Terminal
 from tiny_gguf import EOS, IM_END, write_tiny_gguf
@@ -516,12 +515,6 @@ def test_names_of_files_are_read_as_in_a_shell(typed, name):
     assert file_name(typed) == name
 
 
-@pytest.mark.parametrize("typed", ['"my file.json', '"a" b', "'a.json"])
-def test_quotes_that_do_not_end_are_refused(typed):
-    with pytest.raises(UsageError, match="end its quotes"):
-        file_name(typed)
-
-
 def test_ctrl_z_suspends_at_the_prompt_and_in_an_answer(environment, long_path):
     """Under a shell with job control, as people have; what is typed after `fg` is answered."""
     chat = [*COMMAND, "chat", "-t", str(long_path), "--drafter", "none", *map(str, (*ENDLESS, *RANDOM))]
@@ -573,21 +566,6 @@ def test_stdin_that_is_not_utf8(pipe):
     assert len(others) == 2
     (alone,) = map(json.loads, pipe(["abc"], "-n", 3, "--temp", 0, "--json").stdout.decode().splitlines())
     assert first["prompt_tokens"] == alone["prompt_tokens"]
-
-
-def test_a_line_that_is_too_long_does_not_end_the_others(pipe):
-    process = pipe(["abc", "x" * 10_000, "abc"], "-n", 3)
-    assert process.returncode == 1
-    assert len(process.stdout.decode().splitlines()) == 2
-    assert "does not fit in a context" in process.stderr.decode()
-
-
-def test_names_of_control_tokens_are_text_unless_the_user_says_otherwise(pipe):
-    def n_prompt(*options):
-        (answer,) = pipe(["<|im_end|>"], "-n", 1, "--json", *options).stdout.decode().splitlines()
-        return json.loads(answer)["prompt_tokens"]
-
-    assert n_prompt() == n_prompt("--no-special") == n_prompt("--special") + 8  # of "<|im_end|>", nine tokens
 
 
 def test_a_system_message_that_is_not_utf8(environment, models):

@@ -20,7 +20,6 @@ from edgespec.apps.bench import runs as kept_runs
 from edgespec.apps.bench.runs import BenchmarkOutcome
 from edgespec.cli.app import main
 from edgespec.llama.kernels import plugin_path
-from terminals import messages_in_terminal
 from tiny_gguf import N_WORDS, write_tiny_gguf
 
 TEXT = "the cat and the other dog ran in the rain; on and on it went, as the sun was out. " * 20
@@ -431,31 +430,3 @@ def test_a_target_that_is_damaged(compare, folder, tmp_path):
     assert [one.target for one in outcome.accuracy] == ["target"]
     assert any(line.startswith("accuracy of cut: ") for line in outcome.warnings)
     assert "Traceback" not in process.stderr
-
-
-# ---- wrong usage ----
-
-
-def test_two_spellings_of_one_file_are_one(compare, tmp_path):
-    process = compare(
-        "--targets",
-        "target.gguf,./target.gguf",
-        "--drafts",
-        "draft.gguf,./draft.gguf",
-        "--rounds",
-        1,
-        "--no-accuracy",
-        "--json",
-        "-o",
-        tmp_path / "out",
-    )
-    assert process.returncode == 0, process.stderr
-    assert len(outcome_of(process).cells) == 1
-
-
-def test_a_bar_in_a_terminal(environment, folder, tmp_path):
-    command = [*COMMAND, *arguments_of((*PAIR, "--rounds", 1, "-o", tmp_path / "out"))]
-    code, seen, _ = messages_in_terminal(command, environment, folder)
-    assert code == 0
-    assert b"round 1: target+none+kernels-auto" in seen
-    assert b"100%" in seen

@@ -156,15 +156,6 @@ def test_a_busy_machine(energy, root, cache):
     assert not cache.exists()
 
 
-def test_an_assumption(energy, root):
-    process = energy("--assume-watts", 15)
-    assert (process.returncode, process.stderr) == (0, "")
-    assert "chosen   15 W assumed (estimated)" in process.stdout
-    report = json.loads(energy("--assume-watts", 15, "--json").stdout)
-    assert (report["chosen"], report["estimated"], report["idle_w"]) == ("15 W assumed", True, None)
-    assert report["sources"][0] == {"name": "15 W assumed", "available": True, "reason": "", "fix": []}
-
-
 def test_interrupted(environment, root, cache):
     battery(root, power_now=9_500_000)
     with subprocess.Popen(

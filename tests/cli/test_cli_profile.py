@@ -13,7 +13,6 @@ from command_line import COMMAND, run_cli
 from edgespec.cli.profile import _keep
 from edgespec.drafting.measure import Measured
 from edgespec.drafting.profile import N_MAX, CostCurve, ProfileKey
-from terminals import messages_in_terminal
 from user_models import write_user_models
 
 
@@ -138,11 +137,3 @@ def test_interrupted(environment, tiny_path, cache):
     assert (process.returncode, stdout) == (130, "")
     assert stderr.splitlines()[-1] == "edgespec: error: interrupted"
     assert list(cache.rglob("*profiles/*")) == []
-
-
-def test_a_bar_in_a_terminal(environment, tiny_path):
-    command = [*COMMAND, "profile", "--target", str(tiny_path), "--threads", "1"]
-    code, seen, _ = messages_in_terminal(command, environment)
-    assert code == 0
-    assert b"timing passes" in seen
-    assert b"%" in seen

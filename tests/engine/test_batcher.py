@@ -471,12 +471,11 @@ def test_drafts_leave_a_row_to_a_prompt_that_ends(target_path, tiny_draft_path, 
         assert not any(writer.finished for writer in writers)
 
 
-N_REAL = 28
+N_REAL = 16
 REAL_PROMPTS = [
     "Write a quicksort in Python.",
     "What is a semaphore? Answer in two sentences.",
     "Write a quicksort in Python, then explain it.",
-    "List the first twelve prime numbers.",
     "Repeat this: the cat sat on the mat, the cat sat on the mat, the cat sat on the mat.",
 ]
 
@@ -497,7 +496,7 @@ def shared_pair(pair, kernels, written_alone):
 
 
 @pytest.mark.pair
-@pytest.mark.parametrize("drafter", ["auto", "model", "none"])
+@pytest.mark.parametrize("drafter", ["auto", "none"])
 def test_the_real_pair_writes_each_text_as_alone(shared_pair, written_alone, drafter):
     waiting, running, found = list(enumerate(REAL_PROMPTS)), [], {}
     while waiting or running:

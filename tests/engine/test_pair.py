@@ -13,10 +13,10 @@ from edgespec import Engine, SamplingParams
 from edgespec.llama.session import Session
 from edgespec.models.registry import load_registry
 
-pytestmark = [pytest.mark.pair, pytest.mark.proof]
+pytestmark = pytest.mark.pair
 
 GREEDY = SamplingParams(temperature=0.0)
-N_TOKENS = 32
+N_TOKENS = 24
 
 # edgespec's kernels give the same logits for every batch size: there are no near-ties. The stock ones add
 # up in another order for each, so that two tokens whose logits are nearer than this may change places;
@@ -26,10 +26,7 @@ NEAR_TIE, MOST_TIES = 0.6, 4
 PROMPTS = [
     "Write a quicksort in Python.",
     "Explain to a child why the sky is blue.",
-    "What is 17 * 23? Show every step of the calculation.",
     "Translate into French: The train leaves at seven, but the station is far from here.",
-    "Write a C function that reverses a linked list, and a main() that tests it.",
-    "Correct the grammar: me and him goes to school yesterday because it were open.",
 ]
 
 
@@ -45,6 +42,7 @@ def plain_session(engine):
         yield session
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_speculation_is_greedy_decoding_up_to_near_ties(engine, plain_session, prompt):
     """The text is plain decoding's; where it is not, each token is all but tied with what that likes best."""
@@ -73,29 +71,34 @@ def with_head(pair):
         yield engine
 
 
-@pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[4]])
-def test_the_head_that_comes_with_edgespec_drafts_and_changes_no_text(with_head, prompt):
-    for params in (GREEDY, SamplingParams(temperature=0.8)):
-        plain, drafted = (
-            with_head.generate(prompt, params=params, n_predict=40, seed=1, drafter="model", gamma=gamma)
-            for gamma in (0, 3)
+@pytest.mark.proof
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_the_head_that_comes_with_edgespec_drafts_and_changes_no_text(with_head, temperature):
+    params = SamplingParams(temperature=temperature)
+    plain, drafted = (
+        with_head.generate(
+            PROMPTS[0], params=params, n_predict=N_TOKENS, seed=1, drafter="model", gamma=gamma
         )
-        print(f"{drafted.stats.n_accepted} of {drafted.stats.n_drafted} accepted")
-        assert drafted.stats.n_accepted >= 0.1 * drafted.stats.n_drafted
-        if with_head.target.uses_kernels:  # the same logits for every batch size
-            assert drafted.token_ids == plain.token_ids
+        for gamma in (0, 3)
+    )
+    print(f"{drafted.stats.n_accepted} of {drafted.stats.n_drafted} accepted")
+    assert drafted.stats.n_accepted >= 0.1 * drafted.stats.n_drafted
+    if with_head.target.uses_kernels:  # the same logits for every batch size
+        assert drafted.token_ids == plain.token_ids
 
 
+@pytest.mark.proof
 def test_the_target_as_its_own_draft_accepts_all_but_near_ties(pair):
     with Engine(pair[0], pair[0]) as engine:
         for params in (GREEDY, SamplingParams(temperature=0.8, top_k=40, top_p=0.95)):
             result = engine.generate(
-                PROMPTS[0], params=params, n_predict=16, seed=1, drafter="model", gamma=3
+                PROMPTS[0], params=params, n_predict=10, seed=1, drafter="model", gamma=3
             )
             print(f"{result.stats.n_accepted} of {result.stats.n_drafted} accepted")
             assert result.stats.alpha > 0.9
 
 
+@pytest.mark.proof
 def test_a_rejected_draft_leaves_no_trace_in_the_cache(engine, plain_session):
     """Logits after a rewind equal those of a timeline that never saw the rejected tokens."""
     tokens = engine.prompt_tokens(PROMPTS[1])

@@ -20,8 +20,6 @@ from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
 from tree_shapes import SPREAD, random_shape, trunk
 
-ABORT = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
-PLENTY = 1 << 30
 NEXT = [3, 1, 4, 1, 5]
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.errors import EdgespecError, UsageError
-from pi import DIST, ROOT, bare, manylinux, needs, recipe
+from edgespec.errors import EdgespecError
+from pi import DIST, ROOT, bare, manylinux, recipe
 
 LLAMA = f"llama_cpp_python-{recipe.llama_version()}{manylinux.LOCAL_VERSION}"
 
@@ -28,14 +28,6 @@ def run_tool(*arguments: str, path: str | None = None) -> subprocess.CompletedPr
 # ---- what is refused ----
 
 
-@pytest.mark.parametrize("tool", ["pi.manylinux", "pi.bare"])
-def test_an_unknown_machine_is_one_line(tool: str) -> None:
-    ended = run_tool(tool, "riscv64")
-    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
-    assert "riscv64" in ended.stderr
-    assert "choose from x86_64, aarch64\n" in ended.stderr
-
-
 @pytest.mark.parametrize(
     ("machine", "missing"),
     [
@@ -47,20 +39,6 @@ def test_no_compiler(tmp_path: Path, machine: str, missing: str) -> None:
     ended = run_tool("pi.manylinux", machine, path=str(tmp_path))
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1)
     assert missing in ended.stderr
-
-
-@pytest.mark.parametrize("tool", ["pi.manylinux", "pi.bare"])
-def test_help_shows_an_example(tool: str) -> None:
-    assert f"Example: python -m {tool} x86_64" in run_tool(tool, "--help").stdout
-
-
-def test_wheels_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "DIST", tmp_path)
-    (tmp_path / "edgespec-0.1.0-cp311-abi3-manylinux_2_34_aarch64.whl").touch()
-    with pytest.raises(EdgespecError, match="0 wheels of edgespec for x86_64; make wheels first"):
-        bare.try_wheels(["x86_64"])
-    with pytest.raises(UsageError, match="potato: choose from bookworm, trixie, forky"):
-        bare.try_wheels(["x86_64"], ["potato"])
 
 
 # ---- how they are made ----
@@ -157,13 +135,6 @@ def test_pip_takes_the_wheel_with_a_local_version_for_the_pinned_one(tmp_path: P
     ended = pip_download(tmp_path, "edgespec")
     assert ended.returncode == 0, ended.stderr
     assert {file.name.split("-")[1] for file in (tmp_path / "got").glob("llama*")} == {"0.3.36+edgespec"}
-
-
-def test_a_wheel_for_another_processor_is_one_line(tmp_path: Path) -> None:
-    wheel = fake_wheel(tmp_path, "edgespec", "1", "cp311-abi3-manylinux_2_34_s390x")
-    ended = pip_download(tmp_path, str(wheel))
-    assert ended.returncode == 1
-    assert ended.stderr == f"ERROR: {wheel.name} is not a supported wheel on this platform.\n"
 
 
 # ---- what is in dist/, where somebody has built it ----

@@ -87,19 +87,3 @@ def test_a_failure_is_one_line_and_leaves_no_half_of_a_tree(debian, tmp_path, sa
     assert not [file.name for file in (tmp_path / "build").glob("root*") if file.is_dir()]
     (debian / "says").unlink()
     assert room.ensure_root().exists()
-
-
-@pytest.mark.parametrize(
-    ("gone", "line"),
-    [
-        ("bin/apt-get", "^no apt-get: .* run this on Debian"),
-        ("bin/mmdebstrap", "^no mmdebstrap on this machine: apt install mmdebstrap"),
-        ("mirrors", "no lists of a Debian mirror; on Debian run `apt-get update`"),
-        ("keyring.gpg", "apt install debian-archive-keyring"),
-    ],
-)
-def test_what_this_machine_lacks(debian, gone, line):
-    (debian / gone).unlink()
-    with pytest.raises(EdgespecError, match=line):
-        room.ensure_root()
-    assert not (debian / "calls").exists()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.platform.child import REFUSED, ChildExit, ReportingChild, run_in_child
+from edgespec.platform.child import ChildExit, ReportingChild
 
 MODULE = '''\
 """What the children of these tests do."""
@@ -111,19 +111,6 @@ def test_pairs_come_through_in_order(module: str) -> None:
     assert conversation.ended == ChildExit(0, "")
 
 
-def test_more_than_a_pipe_holds_both_ways(module: str) -> None:
-    words = ["ä" * 100_000, *(str(i) for i in range(50_000))]
-    conversation = ReportingChild(module, "echo", request(words))
-    assert [word for _, word in conversation] == words
-    assert conversation.ended.code == 0
-
-
-def test_a_refusal_is_one_line(module: str) -> None:
-    conversation = ReportingChild(module, "refuse", request(["a", "b"]))
-    assert list(conversation) == [("begun", 2)]
-    assert conversation.ended == ChildExit(REFUSED, "--words: these are naïve; choose others")
-
-
 @pytest.mark.parametrize("function", ["crash", "crash_in_mid_sentence"])
 def test_what_was_said_before_a_crash_is_kept(module: str, function: str) -> None:
     conversation = ReportingChild(module, function, request([]))
@@ -149,12 +136,6 @@ def test_a_child_that_does_not_listen(module: str, n_bytes: int) -> None:
     conversation = ReportingChild(module, "leave_at_once", request(["x" * n_bytes]))
     assert list(conversation) == []
     assert conversation.ended == ChildExit(7, "")
-
-
-def test_nothing_to_import(module: str) -> None:
-    conversation = ReportingChild("no_such_module", "f", request([]))
-    assert list(conversation) == []
-    assert conversation.ended == ChildExit(1, "ModuleNotFoundError: No module named 'no_such_module'")
 
 
 def test_giving_up_the_iteration_ends_the_child(module: str, tmp_path: Path) -> None:
@@ -204,8 +185,3 @@ def test_a_child_whose_parent_ended_before_it_began_ends_too() -> None:
             [sys.executable, "-c", program.format(parent)], stdout=subprocess.PIPE, check=False
         )
         assert (ended.returncode, ended.stdout) == (code, said)
-
-
-def test_arguments_and_a_time_limit(module: str) -> None:
-    assert run_in_child("sys", "exit", "who, why: €") == ChildExit(1, "who, why: €")
-    assert run_in_child("signal", "pause", timeout_s=0.2) == ChildExit(None, "")

@@ -67,11 +67,6 @@ def test_files_that_belong_together_are_replaced_together(tmp_path, monkeypatch,
     assert len(list(tmp_path.iterdir())) == (3 if room_for == 2 else 4)
 
 
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(EdgespecError, match=r"No such file or directory; choose another file$"):
-        files.write_file(tmp_path / "missing/a.csv", b"new", field="csv")
-
-
 def test_a_folder_that_files_can_be_written_in(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     for path in (tmp_path, tmp_path / "new", tmp_path / "a/b/c"):
@@ -84,11 +79,6 @@ def test_a_folder_that_files_can_be_written_in(tmp_path):
     }.items():
         with pytest.raises(UsageError, match=rf"^out {path}: cannot be written: .*{words}"):
             files.check_folder(path, "out")
-
-
-def test_the_system_s_own_full_device():
-    with pytest.raises(EdgespecError, match="json /dev/full: cannot be written: No space left"):
-        files.write_file(Path("/dev/full"), b"new", field="json")
 
 
 def test_interrupted(tmp_path, monkeypatch):

@@ -54,9 +54,3 @@ def test_a_free_lock_is_taken_at_once_and_again(tmp_path):
     for _ in range(2):
         with locked(tmp_path / "lock", lambda: pytest.fail("nobody holds it")):
             pass
-
-
-def test_a_lock_file_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"lock"), locked(tmp_path / "file" / "lock"):
-        pytest.fail("there is no such folder")

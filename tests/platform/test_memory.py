@@ -20,7 +20,6 @@ from edgespec.llama.kernel_coverage import packing_growth
 from edgespec.llama.kernel_timing import MatrixShape
 from edgespec.llama.weights import Model
 from edgespec.models import footprint
-from edgespec.models.entries import ModelShape
 from edgespec.models.footprint import loaded_bytes, required_bytes, shape_of, weight_bytes
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
@@ -86,10 +85,6 @@ def test_other_mappings_stay(file: Path, tmp_path: Path) -> None:
         assert resident_bytes(file) == resident_bytes(other) == [N_BYTES]
 
 
-def test_nothing_mapped(tmp_path: Path) -> None:
-    assert MappedPages([tmp_path / "none.gguf"]).drop() == 0
-
-
 def test_what_a_packed_model_no_longer_needs(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropped at the start, then a step at a time once something was packed, and at the end."""
     drops: list[float] = []
@@ -125,15 +120,6 @@ def test_the_machine(tmp_path: Path) -> None:
 
 
 # ---- expected memory ----
-
-
-def test_a_shape_by_hand() -> None:
-    """Weights, 2 x 256 tokens of cache, floats of a batch of 300, those of 64 rows of logits, tables."""
-    shape = ModelShape(cache=100, heads=3, width=50, vocabulary=1000)
-    floats = 300 * (4 * 300 + 50) + 64 * 1000
-    assert loaded_bytes(7, shape, 300) == 7 + 512 * 100 + 4 * floats + 400 * 1000
-    floats = 512 * (4 * 2048 + 50) + 64 * 1000
-    assert loaded_bytes(7, shape, 2048) == 7 + 2048 * 100 + 4 * floats + 400 * 1000
 
 
 def test_a_header_and_its_shape(tiny_path: Path) -> None:

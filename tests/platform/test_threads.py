@@ -18,10 +18,6 @@ def test_all_run_at_once_and_are_waited_for():
     assert done == [1, 1, 1]
 
 
-def test_nothing_to_do():
-    run_together([], lambda: None)
-
-
 def test_one_that_fails_stops_the_others_and_is_what_is_raised():
     stop, ended = threading.Event(), []
 

@@ -95,12 +95,6 @@ def test_a_torn_end_is_dropped_and_answered_again(source, out, in_order, damage)
     check(out, in_order)
 
 
-def test_a_file_that_was_made_and_not_written(source, out):
-    Path(f"{out}.partial").touch()
-    answered(source, out)
-    check(out, True)
-
-
 @ORDERS
 def test_a_process_that_is_killed_at_any_moment_loses_and_repeats_nothing(source, out, in_order):
     """A real process and a real SIGKILL, at random moments: while it begins, writes, or finishes."""
@@ -184,26 +178,6 @@ def test_a_disk_that_is_full_when_the_output_is_made(source, out):
     assert sorted(path.name for path in out.parent.iterdir()) == ["in.jsonl", "out.jsonl.partial"]
     answered(source, out)
     check(out, True)
-
-
-@ORDERS
-def test_what_is_there_already_is_not_overwritten(source, out, in_order):
-    out.write_text("mine\n")
-    with pytest.raises(UsageError, match="is there already: choose another -o, or --restart"):
-        opened(source, out, in_order=in_order)
-    assert out.read_text() == "mine\n"
-    assert not Path(f"{out}.partial").exists()
-    answered(source, out, in_order=in_order, restart=True)
-    check(out, in_order)
-
-
-def test_files_of_something_else_are_left_alone(source, out):
-    partial = Path(f"{out}.partial")
-    for content in (b"half a download", b"notes\n", b'{"a": 1}\n', b'{"format": "edgespec ba'):
-        partial.write_bytes(content)
-        with pytest.raises(UsageError, match="is no batch of edgespec"):
-            opened(source, out)
-        assert partial.read_bytes() == content
 
 
 def test_a_batch_goes_on_only_with_what_it_was_begun_with(source, out):

@@ -12,7 +12,7 @@ from batch_parts import write_lines
 from edgespec.apps.batch import lines
 from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT, open_input
 from edgespec.apps.batch.results import BatchAnswer, BatchRequest, output_line
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 
 
 @pytest.fixture
@@ -152,18 +152,6 @@ def test_an_input_that_changes_while_it_is_read(tmp_path):
     write_lines(file, [long, '"x"'])
     with pytest.raises(EdgespecError, match="was changed while it was read"):
         list(found.requests())
-
-
-@pytest.mark.parametrize(
-    ("content", "word"), [(None, "No such file"), (b"", "no request"), (b"\n \n", "no request")]
-)
-def test_inputs_without_requests(tmp_path, content, word):
-    file = tmp_path / "in.jsonl"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(UsageError, match=word) as error:
-        open_input(file, None)
-    assert str(file) in str(error.value)
 
 
 def test_a_line_of_the_output_says_which_request_it_answers():

@@ -243,9 +243,3 @@ def test_without_the_extra_one_line_says_what_to_install(
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
     assert "--ray needs ray: pip install 'edgespec[ray]'" in refused(1, "--ray", "127.0.0.1:6379")
-
-
-@needs_ray
-def test_what_is_no_address(refused: Callable[..., str]) -> None:
-    for address in ("auto", "127.0.0.1", "ray://127.0.0.1:10001", ":6379"):
-        assert f"--ray {address}: must be HOST:PORT" in refused(2, "--ray", address)

@@ -114,42 +114,6 @@ def test_another_model_differs(
     assert far.top1 < near.top1 <= 1
 
 
-def test_progress(tiny_target: Model, tokens: list[int], reference: Reference) -> None:
-    told: list[tuple[int, int]] = []
-    score(
-        *(tiny_target, "it", tokens, reference),
-        n_threads=1,
-        n_window=N_WINDOW,
-        on_progress=lambda *done: told.append(done),
-    )
-    assert told == [(n, 170) for n in (64, 80, 144, 160, 170)]
-
-
-def test_tokens_that_cannot_be_scored(tiny_target: Model, tokens: list[int], reference: Reference) -> None:
-    with pytest.raises(EdgespecError, match=r"the text has 79 tokens: it must have at least 80 "):
-        scored(tiny_target, tokens[:79], reference)
-    with pytest.raises(EdgespecError, match=r"target.gguf: was trained for 512 tokens; choose windows"):
-        scored(tiny_target, tokens * 9, reference, 513)
-    with pytest.raises(ValueError, match="n_window 2"):
-        scored(tiny_target, tokens, reference, 2)
-
-
-def test_what_cannot_be_compared(
-    tmp_path: Path, tiny_target: Model, tokens: list[int], reference: Reference
-) -> None:
-    first = scored(tiny_target, tokens, reference)
-    with (
-        Model(write_tiny_gguf(tmp_path / "larger.gguf", n_padding=3)) as model,
-        pytest.raises(EdgespecError, match=r"larger.gguf: cannot be compared"),
-    ):
-        scored(model, tokens, reference)
-    for others, n_window in (([*tokens[:-1], 5], N_WINDOW), (tokens[:-1], N_WINDOW), (tokens, 60)):
-        with pytest.raises(EdgespecError, match=r"target.gguf: cannot be compared"):
-            scored(tiny_target, others, reference, n_window)
-    # None of this has touched the reference.
-    assert scored(tiny_target, tokens, reference) == replace(first, kl=0.0, kl_error=0.0, top1=1.0)
-
-
 def test_a_model_with_broken_numbers(
     tmp_path: Path, tiny_target: Model, tokens: list[int], reference: Reference
 ) -> None:

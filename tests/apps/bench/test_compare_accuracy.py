@@ -144,23 +144,6 @@ def test_where_the_best_cannot_be_read_the_next_is_the_reference(f32, q8, tmp_pa
     assert not list((tmp_path / "out").iterdir()), "half of a group is not kept"
 
 
-def test_what_is_no_model_is_left_out(f32, tmp_path):
-    cut = ModelFile("cut", tmp_path / "cut.gguf")
-    cut.path.write_bytes(f32.path.read_bytes()[:-1000])
-    run = Scored(tmp_path, cut, f32)
-    assert run.scores.keys() == {"net-f32"}
-    (message,) = run.messages
-    assert message.startswith("accuracy of cut: cut: ")
-
-
-def test_a_text_that_is_too_short(f32, tmp_path):
-    run = Scored(tmp_path, f32, text="too short")
-    assert run.scores == {}
-    (message,) = run.messages
-    assert "it must have at least 512" in message
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---- problems ----
 
 
@@ -236,11 +219,3 @@ def test_problems_of_variants_that_are_not_exact(f32, q4, tmp_path):
         ("net-q4_0", "cascade@1", 2, 1.0),
         ("net-q4_0", "cascade@0", 2, 0.0),
     ]
-
-
-def test_problems_of_a_model_that_has_no_score(f32, tmp_path):
-    file = ModelFile("cut", tmp_path / "cut.gguf")
-    file.path.write_bytes(f32.path.read_bytes()[:-1000])
-    found = compared(tmp_path / "out", [f32, file], {NO_DRAFT: None})
-    assert [(one.target, one.n_problems) for one in found.accuracy] == [("net-f32", 2)]
-    assert [line.split(": ")[0] for line in found.warnings] == ["accuracy of cut", "problems by cut"]

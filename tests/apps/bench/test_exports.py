@@ -69,11 +69,6 @@ def test_what_was_skipped_is_in_the_csv_with_the_same_columns(rows_of):
         )
 
 
-def test_names_with_commas_and_quotes_come_back(rows_of):
-    name = 'a "model", of\nsorts'
-    assert rows_of(toy_outcome(names=(name, "b,c")))[0]["target"] == name
-
-
 def test_the_json_holds_the_raw_runs_and_the_summaries():
     outcome = toy_outcome("compare", source="RAPL", accuracy=True)
     data = Report(outcome).document()
@@ -86,12 +81,6 @@ def test_the_json_holds_the_raw_runs_and_the_summaries():
 
 
 # ---- files ----
-
-
-def test_a_csv_in_a_file(tmp_path):
-    Report(toy_outcome()).write_csv(tmp_path / "a.csv")
-    assert (tmp_path / "a.csv").read_text().startswith("target,draft,kernels,category,variant,")
-    assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
 
 
 def test_variants_that_are_not_exact_are_marked_as_such(rows_of):

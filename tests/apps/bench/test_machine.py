@@ -129,14 +129,6 @@ def test_clock_of_cores_that_differ(tree):
     assert processor_clock(tree.root) == clock_of(["ondemand", "performance"], 408.0, 2400.0, 2000.0)
 
 
-def test_hottest_zone_is_last(tree):
-    tree.zone(51, kind="acpitz")
-    tree.write({"temp": 42500, "type": "acpitz"}, ZONE.replace("0", "1"))
-    tree.write({"temp": 47000, "type": "x86_pkg_temp"}, ZONE.replace("0", "2"))
-    tree.write({"temp": "", "type": "iwlwifi_1"}, ZONE.replace("0", "3"))
-    assert [*temperatures(tree.root).items()] == [("x86_pkg_temp", 47.0), ("acpitz", 51.0)]
-
-
 def test_a_machine_that_says_nothing(tree):
     assert (processor_clock(tree.root), temperatures(tree.root), throttling(tree.root)) == (None, {}, None)
 
@@ -158,42 +150,13 @@ def test_flags_of_the_firmware(tmp_path, bits, now, since_start):
     }
 
 
-def test_firmware_that_does_not_answer(tree):
-    tree.vcgencmd("echo VCHI initialization failed; exit 1")
-    assert throttling(tree.root) is None
-
-
-def test_facts_that_are_not_known(tmp_path):
-    assert facts(tmp_path).keys().isdisjoint({"memory GiB", "board", "governor"})
-
-
 # ---- the watch ----
-
-
-def test_nothing_is_known(tmp_path):
-    watch = MachineWatch(tmp_path)
-    watch.sample()
-    assert watch.warnings() == ()
 
 
 def test_this_machine_is_watched_without_error():
     watch = MachineWatch()
     watch.sample()
     assert all(len(line.splitlines()) == 1 for line in watch.warnings())
-
-
-def test_nothing_is_wrong(tree):
-    tree.cpufreq(0, 2900)
-    tree.supply("BAT0", "Battery", "Full")
-    tree.supply("AC", "Mains", "")
-    tree.zone(60, trips=(("critical", 100),))
-    tree.throttled(0, core=7, package=9)
-    tree.firmware(0)
-    tree.swapped(1000, 2000)
-    watch = MachineWatch(tree.root)
-    watch.sample()
-    tree.swapped(1100, 2000)
-    assert watch.warnings() == ()
 
 
 def test_damaged_files_are_silence(tree):
@@ -338,12 +301,6 @@ def test_heat(tree, trips, hot, warm):
     assert the_warning(watch).startswith(f"the machine was {hot} degrees hot (x86_pkg_temp); ")
 
 
-def test_only_the_hottest_zone(tree):
-    tree.zone(90)
-    tree.write({"temp": 95000}, ZONE.replace("0", "1"))
-    assert "95 degrees hot (thermal_zone1)" in the_warning(MachineWatch(tree.root))
-
-
 UNDER_VOLTAGE = "the Raspberry Pi had too low a voltage; use a stronger power supply and a short cable"
 SLOWED = "the Raspberry Pi's firmware slowed the processor down; give it a fan or a heat sink"
 
@@ -384,16 +341,3 @@ def test_swap(tree):
     assert watch.warnings() == ()
     tree.swapped(500_000 + pages, 900_000 + 2 * pages)
     assert the_warning(watch).startswith("48 MiB went to the swap and back")
-
-
-def test_everything_at_once(tree):
-    tree.cpufreq(0, 900, governor="powersave")
-    tree.supply("BAT0", "Battery", "Discharging")
-    tree.zone(97)
-    tree.throttled(0, core=0, package=0)
-    watch = MachineWatch(tree.root)
-    watch.sample()
-    tree.throttled(0, core=1, package=1)
-    said = watch.warnings()
-    assert len(said) == 5
-    assert all(";" in line or "set it with" in line for line in said), "each has its cure"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -25,15 +24,10 @@ from edgespec.apps.bench.peers import (
 )
 from edgespec.apps.bench.runs import Run
 from edgespec.apps.bench.suites import Prompt
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake, option
 from tiny_gguf import write_tiny_gguf
 
-ONE_TOKEN_LOG = """\
-0.00.730.041 I common_perf_print:    sampling time =       0.95 ms
-0.00.730.064 I common_perf_print: prompt eval time =      49.42 ms /    12 tokens (    4.12 ms per token)
-0.00.730.065 I common_perf_print:        eval time =       0.00 ms /     1 runs   (    0.00 ms per token)
-"""
 NO_MODEL_LOG = """\
 0.00.002.581 E gguf_init_from_file: failed to open GGUF file '/none.gguf' (No such file or directory)
 0.00.002.742 E cmn  common_init_: failed to load model '/none.gguf'
@@ -108,18 +102,6 @@ def test_end_of_generation_token_does_not_count(programs: Path):
     assert [run.tokens for run in opened(programs).runs(PROMPT, 0)] == [20, 20]
 
 
-@pytest.mark.parametrize(("out", "tokens"), [("Yes\n\n", 1), (" [end of text]\n\n\n", 0)])
-def test_run_without_a_pass(programs: Path, out: str, tokens: int):
-    fake(programs / PLAIN_PROGRAM, out=out, log=ONE_TOKEN_LOG)
-    run = plain_run(programs)
-    assert run.tokens == tokens
-    assert run.total_s == pytest.approx(0.04942 + 0.00095)
-
-
-def test_version_is_known(programs: Path):
-    assert opened(programs).name == "llama.cpp 0.5.0-dev (build 1, commit 0c1e570), drafted by draft"
-
-
 def test_prompt_goes_by_a_file_as_it_is(programs: Path):
     list(opened(programs).runs(PROMPT, 0))
     for name in (PLAIN_PROGRAM, DRAFTED_PROGRAM):
@@ -161,41 +143,9 @@ def test_tokens_are_chosen_as_edgespec_does(programs: Path):
     assert given(0.7, 2**64 - 1, 0)["--seed"] < 2**32 - 1, "that one means any seed"
 
 
-@pytest.mark.parametrize("gone", [PLAIN_PROGRAM, DRAFTED_PROGRAM])
-def test_missing_program(programs: Path, gone: str):
-    (programs / gone).unlink()
-    with pytest.raises(UsageError, match=rf"^bin {re.escape(str(programs))}: no executable {gone} there; .*"):
-        opened(programs)
-
-
-def test_program_that_is_not_executable(programs: Path):
-    (programs / PLAIN_PROGRAM).chmod(0o644)
-    with pytest.raises(
-        UsageError, match=r"no executable llama-completion there; .* --target llama-completion"
-    ):
-        opened(programs)
-
-
-def test_no_such_directory(tmp_path: Path):
-    with pytest.raises(UsageError, match="no executable llama-completion and no llama-speculative-simple"):
-        opened(tmp_path / "none")
-
-
 def test_without_a_draft_only_plain(programs: Path):
     (programs / DRAFTED_PROGRAM).unlink()
     assert [run.variant for run in opened(programs, draft=None).runs(PROMPT, 0)] == ["llama.cpp plain"]
-
-
-def test_program_of_another_machine(programs: Path):
-    (programs / PLAIN_PROGRAM).write_bytes(b"\x7fELF of another processor")
-    with pytest.raises(EdgespecError, match=r"llama-completion: Exec format error$"):
-        opened(programs)
-
-
-def test_program_that_names_no_version(programs: Path):
-    (programs / PLAIN_PROGRAM).write_text("#!/bin/sh\necho unknown option\n")
-    with pytest.raises(EdgespecError, match=r"llama-completion --version names no version: unknown option$"):
-        opened(programs)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from edgespec.apps.bench.commands.tables import print_report
 from edgespec.apps.bench.report import Chart, charts, pareto, write_report
 from edgespec.apps.bench.rows import Report
 from edgespec.apps.bench.runs import Cell
-from edgespec.errors import EdgespecError
 from toy_outcomes import CATEGORIES, UNREADABLE, lossy_outcome, toy_outcome
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -195,16 +194,6 @@ def test_what_is_unavailable_says_why(written):
     assert "it was not measured" in Page(written(toy_outcome())).text
 
 
-def test_what_a_peer_does_not_tell(written):
-    whole = toy_outcome(variants=("peer",))
-    silent = {"ttft_s": None, "prefill_s": None, "histogram": None, "n_emitted": None, "text_sha256": None}
-    silent |= dict.fromkeys(("draft_s", "draft_prefill_s", "verify_s", "rest_s"))
-    runs = tuple(replace(run, **silent) if run.variant == "peer" else run for run in whole.cells[0].runs)
-    page = Page(written(replace(whole, cells=(replace(whole.cells[0], runs=runs, peak_rss_bytes=None),))))
-    assert "not compared with plain decoding's" in page.text
-    assert "Left out: nothing was drafted." in page.text
-
-
 def test_a_peer_has_its_own_kernels_and_memory():
     whole = toy_outcome(variants=("llama.cpp plain", "llama.cpp model-3"), accuracy=True)
     (cell,), (plain, *peers) = whole.cells, Report(whole).rows
@@ -215,17 +204,6 @@ def test_a_peer_has_its_own_kernels_and_memory():
     ]
     for row in peers:
         assert (row["peak_rss_bytes"].value, row["perplexity"].value) == (None, None)
-
-
-@pytest.mark.parametrize("n_runs", [0, 1, 2])
-def test_hardly_anything(written, n_runs):
-    whole = toy_outcome()
-    runs = whole.cells[0].runs[:n_runs]
-    why = "" if runs else "too large"
-    outcome = replace(whole, cells=(replace(whole.cells[0], runs=runs, skipped=why),), models={}, machine={})
-    page = Page(written(outcome))
-    expected = ["Nothing ran.", "Nothing ran that could be compared", "too few for an interval; 1 prompt"]
-    assert expected[n_runs] in page.text
 
 
 # ---- the charts ----
@@ -243,17 +221,6 @@ def test_the_pareto_front_is_what_no_point_beats(points):
     front = pareto(points)
     assert sorted(front) == [i for i in range(len(points)) if not beaten(i)]
     assert [points[i][0] for i in front] == sorted(points[i][0] for i in front)
-
-
-def test_the_front_is_told_by_the_numbers_of_the_rows():
-    reading = Report(toy_outcome("compare", accuracy=True))
-    chart = next(chart for chart in charts(reading) if chart.key == "accuracy")
-    numbers = [int(number) for number in re.findall(r"\d+", chart.caption.partition("front")[2])]
-    front = [reading.rows[number - 1] for number in numbers]
-    assert front[0]["kl_nats_per_token"].value is None, "the best quantization stands at 0"
-    speeds = [row.variant.decode_tokens_per_s for row in front]
-    assert speeds == sorted(speeds)
-    assert max(row.variant.decode_tokens_per_s for row in reading.rows) == speeds[-1]
 
 
 @pytest.mark.parametrize(("key", "n"), [("energy", 24), ("accuracy", 24), ("acceptance", 18)])
@@ -287,13 +254,6 @@ def test_the_same_outcome_makes_the_same_files(tmp_path):
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
-def test_a_page_that_cannot_be_written(tmp_path):
-    with pytest.raises(EdgespecError, match=r"report .*cannot be written: No such file"):
-        write_report(Report(toy_outcome()), tmp_path / "missing/a.html")
-    with pytest.raises(EdgespecError, match=r"report .*cannot be written: Is a directory"):
-        write_report(Report(toy_outcome()), tmp_path)
-
-
 def test_variants_that_are_not_exact_are_marked(written):
     outcome = lossy_outcome(source="RAPL", accuracy=True)
     page = Page(written(outcome))
@@ -303,14 +263,6 @@ def test_variants_that_are_not_exact_are_marked(written):
         assert words in page.text
     row = next(row for row in Report(outcome).rows if not row.variant.exact)
     assert row["perplexity"].value is None, "the target's accuracy is not that of another text"
-
-
-def test_the_scatter_is_of_exact_rows():
-    report = Report(lossy_outcome("compare", source="RAPL", accuracy=True))
-    (chart,) = [chart for chart in charts(report) if chart.key == "energy"]
-    numbers = {int(n) for n in re.findall(r"\d+", chart.caption.partition("front")[2])}
-    assert numbers
-    assert all(report.rows[number - 1].variant.exact for number in numbers)
 
 
 @pytest.mark.parametrize("busy", [True, False])

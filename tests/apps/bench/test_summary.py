@@ -73,16 +73,6 @@ def test_runs_are_paired_by_prompt_and_round():
     assert found.decode_speedup is None, "without the time of the first token"
 
 
-def test_runs_without_a_figure_give_no_ratio():
-    for tokens, total_s in ((0, 5.0), (10, 0.0)):
-        assert comparison(run("plain", 10.0), run("auto", total_s, tokens=tokens)).speedup is None
-        assert comparison(run("plain", total_s, tokens=tokens), run("auto", 5.0)).speedup is None
-    single = comparison(run("plain", 10.0, tokens=1), run("auto", 5.0, tokens=1))
-    assert single.speedup is not None
-    assert single.decode_speedup is None
-    assert comparison(run("auto", 5.0)).speedup is None, "nothing to compare with"
-
-
 def test_joule_ratios():
     plain, auto = run("plain", 10.0, energy=joules(40.0)), run("auto", 5.0, tokens=11, energy=joules(33.0))
     assert comparison(plain, auto).joules == Interval(pytest.approx((33 / 11) / (40 / 10)), None, None, 1, 1)
@@ -129,14 +119,6 @@ def test_nothing_is_repeated():
     assert paired_interval([[], [1.5]]) == Interval(1.5, None, None, 1, 1)
     assert paired_interval([[1.0], [2.0]], over_prompts=False) == Interval(1.5, None, None, 2, 2)
     assert paired_interval([[1.0], [2.0]]) == Interval(1.5, None, None, 2, 2), "the two alone"
-
-
-def test_uneven_rounds():
-    """What fills up the shorter rows is never drawn, and each prompt's rounds are its own."""
-    found = paired_interval([[1.0], [2.0] * 9, [3.0, 3.0]])
-    assert found == Interval(2.0, 1.0, 3.0, 12, 3)
-    only_rounds = paired_interval([[1.0], [2.0] * 9, [3.0, 3.0]], over_prompts=False)
-    assert only_rounds == Interval(2.0, 2.0, 2.0, 12, 3)
 
 
 def plainly_resampled(groups: list[list[float]], *, over_prompts: bool) -> tuple[float, float]:
@@ -216,21 +198,6 @@ def test_coverage(over_prompts, n_prompts, n_rounds):
     assert 176 <= covered(over_prompts, n_prompts, n_rounds) <= 200
 
 
-def test_too_few_draws_would_show():
-    """Rounds alone say nothing of other prompts: the coverage test can fail."""
-    coins = np.random.default_rng(5)
-    held = 0
-    for _ in range(100):
-        prompts = 2.0 * np.exp(coins.normal(0.0, 0.3, 9))
-        ratios = prompts[:, None] * np.exp(coins.normal(0.0, 0.02, (9, 3)))
-        found = paired_interval(ratios.tolist(), over_prompts=False)
-        assert found is not None
-        assert found.low is not None
-        assert found.high is not None
-        held += found.low <= 2.0 <= found.high
-    assert held < 50
-
-
 # ---- one variant ----
 
 
@@ -284,23 +251,6 @@ def test_joules_are_pooled():
     assert found.energy_source == "RAPL"
 
 
-@pytest.mark.parametrize("missing", [None, joules(None)])
-def test_joules_of_some_runs_only(missing):
-    found = of_variant(run("auto", 2.0, energy=joules(30.0)), run("auto", 2.0, round=1, energy=missing))
-    assert found.joules_per_token is found.net_joules_per_token is found.joule_seconds is None
-    assert (found.joule_shares, found.energy_source) == ({}, "")
-
-
-def test_joules_in_part():
-    """Without the idle machine's power there is nothing net; without marks there are no shares."""
-    known = joules(30.0, idle_w=5.0, phases={"verify": 30.0})
-    found = of_variant(run("auto", 2.0, energy=known), run("auto", 2.0, round=1, energy=joules(30.0)))
-    assert found.joules_per_token == 3.0
-    assert found.net_joules_per_token is None
-    assert found.joule_shares == {}
-    assert of_variant(run("auto", 2.0, tokens=0, energy=known)).joules_per_token is None
-
-
 def test_energy_sources():
     def source(*energies: Measurement) -> str:
         return of_variant(
@@ -314,10 +264,6 @@ def test_energy_sources():
 
 
 # ---- cells ----
-
-
-def test_cell_without_runs():
-    assert summarise_cell(Cell(target="t", draft=None, kernels="auto", skipped="too large")) == ()
 
 
 def test_categories_and_variants():
@@ -405,12 +351,3 @@ def test_noise():
     # Prompts that differ are no noise.
     others = [*rounds("plain", 4.0, 4.0, prompt="q"), *rounds("auto", 0.5, 0.5, prompt="q")]
     assert noise([*plain, *rounds("auto", 2.0, 2.0, 2.0), *others]) == 0.0
-
-
-def test_noise_before_three_rounds():
-    two = [*rounds("plain", 4.0, 4.0), *rounds("auto", 2.0, 1.0)]
-    elsewhere = [*rounds("plain", 4.0, 4.0, prompt="q"), *rounds("auto", 2.0, 1.0, prompt="q")]
-    assert noise([]) is None
-    assert noise([*two, *elsewhere]) is None
-    assert noise(rounds("plain", 4.0, 4.0, 4.0)) is None
-    assert noise([*rounds("plain", 4.0, 4.0, 4.0), *rounds("auto", 2.0, 1.0)]) is None

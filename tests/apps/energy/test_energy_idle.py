@@ -12,7 +12,7 @@ from edgespec.apps.energy.meter import EnergyMeter, load_idle_power, measure_idl
 from edgespec.apps.energy.sources import AssumedPower, find_rapl
 from edgespec.platform.kept import IDLE_POWER
 from edgespec.platform.other_load import OtherLoad
-from energy_trees import AMD, AMD_RANGE, Powercap, battery, laptop, write
+from energy_trees import battery, laptop, write
 
 
 @pytest.fixture(autouse=True)
@@ -107,13 +107,6 @@ def test_kept_for_its_source(tmp_path, cache):
     assert sorted(file.name for file in cache.iterdir()) == [".lock", "energy.json"]
 
 
-def test_another_processor(tmp_path):
-    laptop(tmp_path)
-    store_idle_power("RAPL", 3, tmp_path)
-    Powercap(tmp_path / "amd", AMD).zone("intel-rapl:0", "package-0", limit=AMD_RANGE)
-    assert EnergyMeter.choose(tmp_path / "amd").idle_w is None
-
-
 GOOD = {"format": "edgespec energy", "version": 1, "idle": {"RAPL": {"watts": 3, "cpu": "An Intel CPU"}}}
 
 
@@ -150,14 +143,6 @@ def test_damaged(tmp_path, cache, text):
     assert EnergyMeter.choose(tmp_path).idle_w == 4
 
 
-def test_a_good_file(tmp_path, cache):
-    laptop(tmp_path)
-    write(cache / "energy.json", json.dumps(GOOD))
-    lines: list[str] = []
-    assert EnergyMeter.choose(tmp_path, on_message=lines.append).idle_w == 3
-    assert lines == []
-
-
 def test_it_cannot_be_kept(tmp_path, monkeypatch):
     laptop(tmp_path)
     write(tmp_path / "file", "")
@@ -183,15 +168,3 @@ def test_it_is_measured_where_it_is_not_known(tmp_path, capsys):
     battery(tmp_path, power_now=1_000_000)
     know_idle(meter, 0.1)
     assert (meter.idle_w, capsys.readouterr().err) == (pytest.approx(9.5), "")
-
-
-def test_it_stays_unknown(tmp_path, capsys):
-    laptop(tmp_path)
-    meter = EnergyMeter.choose(tmp_path)
-    know_idle(meter, 0.1)
-    assert meter.idle_w is None
-    assert "the idle power is unavailable: RAPL stood still" in capsys.readouterr().err
-    for other in (EnergyMeter.choose(tmp_path / "nothing"), EnergyMeter.choose(tmp_path, 15)):
-        know_idle(other, 0.1)
-        assert (other.idle_w, capsys.readouterr().err) == (None, "")
-    assert not IDLE_POWER.path().exists()

@@ -30,8 +30,6 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from server_app import Served, serving
 from tiny_gguf import TOOLS_TEMPLATE, write_tiny_gguf
 
-pytestmark = pytest.mark.proof
-
 
 class Mood(BaseModel):
     """The mood of a text. All of its values are short, so that a random model says them whole."""

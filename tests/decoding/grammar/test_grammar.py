@@ -36,9 +36,6 @@ PERSON = {
 # ---- what is refused, in one line, before a model is loaded ----
 
 
-DOUBLING = "start: A0\n" + "".join(f"A{i}: A{i + 1} A{i + 1}\n" for i in range(30)) + 'A30: "x"'
-
-
 def deep(n, means):
     """Rules that refer to each other one after the other."""
     return "".join(f'r{i}{means}"x" r{i + 1}\n' for i in range(n)) + f'r{n}{means}"y"\n'

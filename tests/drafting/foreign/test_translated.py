@@ -442,27 +442,16 @@ def test_a_draft_without_a_common_token_is_refused(tiny_path, tmp_path):
         Engine(tiny_path, path, n_threads=1)
 
 
-PROMPTS = {
-    "code": "Write a Python class for a binary search tree with insert, delete and in-order traversal.",
-    "prose": "Explain to a child why the sky is blue, in a few paragraphs.",
-    "math": "A train travels 240 km in 3 hours, then 150 km in 2 hours. What is its average speed?",
-}
-
-
 @pytest.mark.pair
-@pytest.mark.parametrize("name", ["gemma-3-270m-q4_k_m"])
-def test_real_drafts_of_other_vocabularies(pair, name):
+def test_a_real_draft_of_another_vocabulary(pair):
     try:
-        path = resolve(name)
+        path = resolve("gemma-3-270m-q4_k_m")
     except EdgespecError as error:
         pytest.skip(f"the draft could not be downloaded: {error}")
     with Engine(pair[0], path, profile=False) as engine:
-        for kind, prompt in PROMPTS.items():
-            plain = engine.generate(prompt, params=GREEDY, n_predict=24, gamma=0)
-            result = engine.generate(prompt, params=GREEDY, n_predict=24, drafter="model", gamma=3)
-            print(f"{name}, {kind}: alpha {result.stats.alpha:.2f}, tau {result.stats.tau:.2f}")
-            assert result.stats.alpha > 0.35
-            if engine.target.uses_kernels:  # others have near-ties (test_pair.py)
-                assert result.token_ids == plain.token_ids
-            warm = engine.generate(prompt, n_predict=8, drafter="model", gamma=3)
-            assert warm.stats.n_accepted > 0
+        prompt = "Write a Python class for a binary search tree with insert, delete and in-order traversal."
+        plain = engine.generate(prompt, params=GREEDY, n_predict=24, gamma=0)
+        result = engine.generate(prompt, params=GREEDY, n_predict=24, drafter="model", gamma=3)
+        assert result.stats.alpha > 0.35
+        if engine.target.uses_kernels:  # others have near-ties (test_pair.py)
+            assert result.token_ids == plain.token_ids

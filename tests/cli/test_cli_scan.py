@@ -158,21 +158,6 @@ def test_nothing_of_ollama_is_changed(ollama, files, env, tmp_path):
     assert sorted(ollama.root.rglob("*")) == before
 
 
-def test_an_ambiguous_or_unknown_name_of_ollama(ollama, files, env):
-    for name in ("qwen:7b", "qwen:1b"):
-        ollama.add(name, files["target"])
-    failed(run_cli("models", "path", "ollama:qwen", env=env), 2, "which of ollama:qwen:1b, ollama:qwen:7b?")
-    failed(
-        run_cli("models", "path", "ollama:qwen:3b", env=env),
-        2,
-        "no such model",
-        "nearest: ",
-    )
-    failed(run_cli("run", "-t", "ollama:qwem:7b", "x", env=env), 2, "(nearest: qwen:7b, qwen:1b)")
-    for name in ("../../etc/passwd", "a/b/c/d", "qwen:", ":7b", "", "a b", "qwen:7b/.."):
-        failed(run_cli("models", "path", f"ollama:{name}", env=env), 2, "expected ollama:NAME[:TAG]")
-
-
 def unusable(env: dict[str, str], name: str, *words: str) -> str:
     """Check that a model is refused in one line that has `words`, and that a scan says the same."""
     line = failed(run_cli("run", "-t", name, "hello", env=env), 1, f"{name}: ", *words)

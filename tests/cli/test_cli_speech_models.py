@@ -3,14 +3,10 @@
 import json
 
 import gguf
-import pytest
 from test_cli_models import app, error, ok, server  # noqa: F401 - a fixture
 
 from edgespec.apps.speech.speech_model import speech_model, speech_ref
 from edgespec.cli.models import models_app
-from edgespec.errors import EdgespecError
-from edgespec.models.registry import load_registry
-from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper
 from whisper_files import sizes, weights, write_ctranslate2, write_whisper_cpp
 
@@ -58,11 +54,3 @@ def test_short_names(server, tmp_path, monkeypatch):  # noqa: F811
     assert speech_ref("m") == "m" and speech_ref("whisper-base") == "whisper-base"
     (tmp_path / "small").mkdir()  # a folder of this name is meant
     assert speech_ref("small") == "small"
-
-
-def test_a_model_of_text_hears_nothing(server, tmp_path):  # noqa: F811
-    path = write_tiny_gguf(tmp_path / "text.gguf")
-    ok(models_app, "add", str(path))
-    with pytest.raises(EdgespecError, match=r"^text: a language model, which writes text; choose a Whisper"):
-        speech_model("text")
-    assert not load_registry().get("text").speech

@@ -450,24 +450,6 @@ def test_interrupting_a_stream_keeps_its_result(engine):
     assert stream.result.stats.steps > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"gamma": 33}, UsageError, "^gamma"),
-        ({"gamma": -1}, UsageError, "^gamma"),
-        ({"n_predict": 0}, UsageError, "^n_predict"),
-        ({"stop": [""]}, UsageError, "^stop"),
-        ({"seed": -1}, UsageError, "^seed"),
-        ({"params": SamplingParams(logit_bias={999_999: 1.0})}, UsageError, "^logit_bias"),
-        ({"system": "be brief", "chat": False}, UsageError, "^system"),
-        ({"rule": "best"}, UsageError, "^rule"),
-    ],
-)
-def test_bad_values_are_refused(engine, arguments, error, message):
-    with pytest.raises(error, match=message):
-        engine.generate("abc", **arguments)
-
-
 def test_forbidding_every_token_is_one_line(engine):
     nothing = SamplingParams(logit_bias=dict.fromkeys(range(engine.target.n_vocab), -np.inf))
     with pytest.raises(EdgespecError, match="logit bias forbids every token"):
@@ -546,11 +528,6 @@ def test_forbidden_tokens_never_come(engine):
     assert not banned & set(engine.generate("abc", params=params, n_predict=60).token_ids)
 
 
-def test_an_empty_prompt_is_refused(engine):
-    with pytest.raises(UsageError, match="empty"):
-        engine.generate([])
-
-
 def test_a_prompt_longer_than_the_context_is_refused(tiny_path, tiny_draft_path):
     with (
         Engine(tiny_path, tiny_draft_path, n_ctx=16) as engine,
@@ -565,21 +542,6 @@ def test_a_closed_engine_says_so(tiny_path):
     engine.close()
     with pytest.raises(UsageError, match="closed"):
         engine.generate("abc")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("n_ctx", 0), ("n_threads", 0), ("n_threads", -1), ("drafter", "modle"), ("objective", "fun")],
-)
-def test_an_engine_with_bad_values(tiny_path, tiny_draft_path, field, value):
-    with pytest.raises(UsageError, match=f"^{field} {value}: must be ") as found:
-        Engine(tiny_path, tiny_draft_path, **{field: value})
-    assert (found.value.field, found.value.spelled("--it")) == (field, f"--it {value}: {found.value.problem}")
-
-
-def test_a_context_beyond_the_training_is_refused(tiny_path):
-    with pytest.raises(UsageError, match=r"n_ctx 1048576: .* was trained for"):
-        Engine(tiny_path, drafter="none", n_ctx=1 << 20)
 
 
 # ---- what may draft ----
@@ -603,16 +565,6 @@ def test_a_drafter_for_one_generation(engine, drafter, sources):
     assert total(result) == (result.stats.n_drafted, result.stats.n_accepted)
     assert result.stats.n_drafted > 0
     assert (result.draft is None) == (drafter == "suffix")
-
-
-def test_a_drafter_without_its_model(tiny_path):
-    with Engine(tiny_path, drafter="suffix") as engine:
-        for drafter in ("model", "staged"):
-            with pytest.raises(UsageError, match="no draft model was loaded"):
-                engine.generate("abc", drafter=drafter)
-        assert engine.generate("abc", drafter="auto", n_predict=5).draft is None  # what there is
-        with pytest.raises(UsageError, match="drafter magic"):
-            engine.generate("abc", drafter="magic")
 
 
 def test_on_step_is_told_of_every_step(engine):

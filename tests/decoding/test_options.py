@@ -43,11 +43,6 @@ def test_bad_values(field: str, value: object) -> None:
     assert str(found.value).startswith(f"{field} {said}: ")
 
 
-def test_an_empty_stop() -> None:
-    with pytest.raises(UsageError, match=r"^stop: an empty string"):
-        Options(stop=["a", ""])
-
-
 @pytest.mark.parametrize(
     ("field", "options"),
     [

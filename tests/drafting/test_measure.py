@@ -313,14 +313,6 @@ def test_sensors_of_power_are_too_slow(world):
 # ---- what cannot be measured ----
 
 
-def test_refused(world, no_energy):
-    stuck = fake_model(linear(1, 0, 0), can_rewind=False)
-    with pytest.raises(EdgespecError, match="cannot take tokens back"):
-        measure(fake_model(linear(1, 0, 0)), stuck, n_threads=1, meter=no_energy)
-    with pytest.raises(EdgespecError, match="trained for 66 tokens"):
-        measure(fake_model(linear(1, 0, 0), n_ctx=66), None, n_threads=1, meter=no_energy)
-
-
 def test_progress_goes_up_and_ends(world, no_energy):
     seen: list[tuple[str, float, float]] = []
     report = lambda *now: seen.append(now)  # noqa: E731

@@ -218,17 +218,3 @@ def test_options_of_the_wrong_kind(small: Engine, options: dict[str, object], pr
     with pytest.raises(UsageError) as caught:
         small.generate("abc", **options)  # type: ignore[arg-type]
     assert problem in str(caught.value)
-
-
-def test_options_that_token_ids_cannot_have(small: Engine):
-    for options in ({"system": "Be brief."}, {"chat": True}, {"parse_special": True}):
-        with pytest.raises(UsageError, match="goes with a prompt of text"):
-            small.generate([1], **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("samples", [None, b"ab", [0.1], np.zeros((2, 5), np.float32), np.zeros(5, np.int16)])
-def test_what_is_no_sound(samples: object, tmp_path: Path):
-    with SpeechModel(write_tiny_whisper(tmp_path / "tiny.gguf"), name="tiny") as model:
-        spoken = Transcriber(model.model, model.tokenizer)
-        with pytest.raises(UsageError, match="samples: must be a numpy array of floats, mono, not "):
-            spoken.transcribe(samples)  # type: ignore[arg-type]

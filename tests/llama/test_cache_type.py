@@ -115,11 +115,6 @@ def test_models_without_attention_are_refused():
         assert "mamba2 has no attention" in refusal(path, cache_type)
 
 
-def test_an_unknown_type_is_refused(tiny_path):
-    with pytest.raises(UsageError, match="must be one of auto, f16, q8_0, q4_0"):
-        Engine(tiny_path, cache_type="q5_0")
-
-
 # ---- auto ----
 
 

@@ -160,16 +160,6 @@ def test_the_template_for_tools_is_used_with_tools(tmp_path: Path):
         assert model.render_chat(HELLO) == "rag 1"
 
 
-def test_a_name_in_the_file_is_no_template_to_write_out(tmp_path: Path):
-    with Model(write_tiny_gguf(tmp_path / "name.gguf", chat_template="chatml"), vocab_only=True) as model:
-        assert model.render_chat(HELLO) == ChatTemplate(CHAT_TEMPLATE).render(HELLO)
-    with Model(write_tiny_gguf(tmp_path / "no.gguf", chat_template="my-form"), vocab_only=True) as model:
-        with pytest.raises(EdgespecError, match="'my-form', which is neither"):
-            model.render_chat(HELLO)
-        model.use_chat_template("chatml")
-        assert "héllo" in model.render_chat(HELLO)
-
-
 def test_control_tokens_by_name(tiny_target: Model):
     assert (
         tiny_target.control_token("<|im_end|>")

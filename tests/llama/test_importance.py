@@ -68,13 +68,6 @@ def test_types_that_ask_for_it(models, tmp_path, name):
     assert [one.name for one in tmp_path.iterdir()] == ["out.gguf"]
 
 
-def test_too_few_tokens(models):
-    with pytest.raises(
-        EdgespecError, match=f"9 tokens of text are too few to measure by; give {CHUNK} or more"
-    ):
-        measure_importance(models["llama"], [[1] * 9], n_threads=1)
-
-
 # ---- llama.cpp's files ----
 
 

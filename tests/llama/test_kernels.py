@@ -413,44 +413,6 @@ def test_every_type_and_number_of_tokens_can_be_timed(stream):
     assert stream.peak(1000, 2) > 0
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        *[MatrixShape(type_, 16, 256) for type_ in (0, 4, 9, 15, 41, 99, -1)],
-        *[MatrixShape(2, rows, 256) for rows in (0, -1, (1 << 20) + 1, 1 << 62)],
-        *[MatrixShape(12, 16, columns) for columns in (0, -256, 32, 257, 1 << 62)],
-        MatrixShape(2, 1 << 16, 256),  # more than the stream has
-    ],
-)
-def test_what_cannot_be_timed_is_refused(stream, shape):
-    with pytest.raises(ValueError, match="cannot time"):
-        stream.products([MatrixShape(2, 16, 256), shape], 1, Prefetch(), 1)
-
-
-def test_senseless_timings_are_refused(stream):
-    one = [MatrixShape(2, 16, 256)]
-    for shapes, n, prefetch, n_threads in (
-        ([], 1, Prefetch(), 1),
-        (one, 0, Prefetch(), 1),
-        (one, 1 << 40, Prefetch(), 1),
-        (one, 1, Prefetch(3), 1),
-        (one, 1, Prefetch(), 0),
-    ):
-        with pytest.raises(ValueError, match="cannot time"):
-            stream.products(shapes, n, prefetch, n_threads)
-    for size, prefetch, n_threads in (
-        ((4 << 20) + (1 << 17), Prefetch(), 1),
-        (100, Prefetch(), 1),
-        (1 << 17, Prefetch(1, -1), 1),
-        (1 << 17, Prefetch(), 0),
-    ):
-        with pytest.raises(ValueError, match="cannot time"):
-            stream.read(size, prefetch, n_threads)
-    for rounds, n_threads in ((0, 1), (1, 0)):
-        with pytest.raises(ValueError, match="cannot time"):
-            stream.peak(rounds, n_threads)
-
-
 def test_a_stream_that_cannot_be_had(library, tmp_path):
     isa = library.es_kernels_isa().decode()
     with pytest.raises(EdgespecError, match="no memory for"):
@@ -748,12 +710,6 @@ def test_what_cannot_be_packed_is_refused(library, rows, columns, size):
         2, rows, columns, address(data), size, 1, address(x), address(x.copy()), 1
     )
     assert code == -1
-
-
-@pytest.mark.parametrize("type_number", [0, 4, 9, 15, 41, 99, -1])
-def test_other_types_are_refused(library, type_number):
-    data = np.zeros(4096, np.uint8)
-    assert library.es_kernels_repack(type_number, 16, 256, address(data), 144 * 16, address(data)) == -1
 
 
 def test_an_unknown_instruction_set_is_refused(library):

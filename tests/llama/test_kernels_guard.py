@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from command_line import copy_self_test
-from edgespec import Engine, UsageError
 from edgespec.llama import kernels as room
 from edgespec.llama.backend import foreign_function
 from edgespec.llama.kernels import Kernels
@@ -149,11 +148,6 @@ def test_bad_values(
     assert process.stderr.count("\n") == 1
     for word in words:
         assert word in process.stderr
-
-
-def test_a_bad_value_in_python(tiny_path: Path) -> None:
-    with pytest.raises(UsageError, match="kernels fast: must be one of auto, off"):
-        Engine(tiny_path, drafter="none", kernels="fast")  # type: ignore[arg-type]
 
 
 # ---- a model and its kernels, with the plugin's switch watched ----

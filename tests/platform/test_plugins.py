@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import wave
-from importlib.metadata import PackageNotFoundError
 
 import pytest
 

@@ -12,7 +12,6 @@ from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.forge.evaluation import Candidate, DraftTiming, EvaluationSettings, Evaluator
 from edgespec.apps.forge.request import StageContext
 from edgespec.errors import EdgespecError
-from tiny_gguf import write_tiny_gguf
 
 SETTINGS = EvaluationSettings(n_predict=12, rounds=2, n_threads=1, kernels="off")
 QUESTIONS = (
@@ -105,18 +104,3 @@ def test_who_cannot_run_is_left_out(judging, tiny_draft_path, tmp_path):
     assert line.startswith("stranger is left out: ")
     with pytest.raises(EdgespecError, match="no draft could be judged"):
         judging().evaluate([Candidate("stranger", stranger)])
-
-
-def test_without_questions(tmp_path, tiny_path):
-    with pytest.raises(EdgespecError, match="no prompt to judge drafts by"):
-        Evaluator(tiny_path, (), SETTINGS, tmp_path, StageContext()).evaluate([])
-
-
-def test_questions_that_do_not_fit(tmp_path, tiny_path, tiny_draft_path):
-    path = write_tiny_gguf(tmp_path / "short.gguf", n_ctx=16)
-    said = []
-    with pytest.raises(EdgespecError, match="no draft could be judged"):
-        Evaluator(path, QUESTIONS, SETTINGS, tmp_path / "j", StageContext(on_message=said.append)).evaluate(
-            [Candidate("small", tiny_draft_path)]
-        )
-    assert "with 12 tokens of answer it needs a context of" in said[0]

@@ -18,7 +18,6 @@ from edgespec.apps.forge.data_stage import (
     PLACE_WEIGHT,
     HistoryTexts,
     RejectedTexts,
-    all_prompts,
     rejected_texts,
     tokens_wanted,
     write_texts,
@@ -89,13 +88,6 @@ def test_a_long_text_is_cut_and_its_weights_with_it():
     assert [token for part in parts for token in part.tokens[part.n_prompt :]] == text.tokens[12:].tolist()
     weights = [weight for part in parts for weight in part.weights[part.n_prompt :]]
     assert [i + 12 for i, weight in enumerate(weights) if weight > 1] == text.places.tolist()
-
-
-def test_a_history_may_be_small_where_rejected_texts_are_many(tiny_target):
-    many = [rejected_text(i, n_tokens=600) for i in range(5)]
-    assert next(all_prompts(tiny_target, from_history=True, rejected=many)).source == BUILT_IN
-    with pytest.raises(EdgespecError, match="the history has 0 tokens"):
-        all_prompts(tiny_target, from_history=True, rejected=many[:1])
 
 
 def test_a_rejected_text_and_its_document_in_the_history_are_one(tiny_target):

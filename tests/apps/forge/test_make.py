@@ -17,7 +17,6 @@ from edgespec.apps.forge.make import LEAST_GAIN, MakeRun, make
 from edgespec.apps.forge.request import DraftRequest, StageContext
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.backend import llama
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.head_file import read_head
 from edgespec.llama.weights import Model
@@ -361,19 +360,6 @@ def test_too_little_memory_to_train(request_, monkeypatch):
         make(request_)
 
 
-def test_a_target_that_cannot_take_tokens_back(request_, monkeypatch):
-    monkeypatch.setattr(llama, "llama_model_is_diffusion", lambda _model: True)
-    with pytest.raises(UsageError, match="target target: cannot take tokens back"):
-        make(request_)
-
-
-def test_a_head_is_no_target(request_, speeds):
-    speeds["head-q8_0"] = 1.5
-    make(replace(request_, name="mine"))
-    with pytest.raises(UsageError, match="it cannot be a target"):
-        make(replace(request_, target="mine"))
-
-
 def test_one_process_at_a_time(request_):
     def again(step):
         if step.stage == "writing":
@@ -381,26 +367,6 @@ def test_one_process_at_a_time(request_):
 
     with pytest.raises(EdgespecError, match="another process makes drafts for target"):
         make(request_, StageContext(on_progress=again))
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"hours": -1.0}, "hours -1.0: must be above 0"),
-        ({"hours": 0.0}, "hours 0.0: must be above 0"),
-        ({"hours": float("nan")}, "hours nan: must be above 0"),
-        ({"tokens": 5}, "either hours or tokens"),
-        ({"hours": None}, "either hours or tokens"),
-        ({"types": ()}, "name at least one"),
-        ({"data_tokens": 0}, "data_tokens 0: must be 1 or more"),
-        ({"budget": 10}, "budget 10: at least"),
-        ({"prompts": (Path("/proc"),)}, "a directory"),
-        ({"prompts": (Path("/none.txt"),)}, "no such file"),
-    ],
-)
-def test_requests_that_cannot_be(changes, problem):
-    with pytest.raises(UsageError, match=problem):
-        DraftRequest(**{"target": "x", "hours": 1.0, **changes})
 
 
 def test_how_much_is_written_for_a_training():

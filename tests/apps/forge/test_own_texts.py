@@ -20,7 +20,7 @@ from edgespec.apps.forge.data_stage import (
 from edgespec.apps.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, is_held_out
 from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.drafting.history import History
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
@@ -83,14 +83,6 @@ def test_of_a_model_without_a_template_the_first_part_is_the_prompt(tmp_path: Pa
         assert [list(p.tokens) for p in found.prompts()] == [d[:CONTEXT] for d in documents[::-1]]
 
 
-def test_a_history_that_is_too_small_is_one_line(tmp_path: Path, tiny_target: Model) -> None:
-    history = history_of(tiny_target, [[*asked(tiny_target, "Why?"), 5, 6, 7]])
-    with pytest.raises(
-        EdgespecError, match=r"the history has \d+ tokens of the kind that tiny 1 writes; at least"
-    ):
-        HistoryTexts(tiny_target, history)
-
-
 def test_a_text_is_cut_into_passages_that_hold_all_of_it(tmp_path: Path, tiny_target: Model) -> None:
     path = tmp_path / "book.txt"
     path.write_text("".join(f"This is line {i}, and it says so.\n" for i in range(100)))
@@ -126,19 +118,6 @@ def test_a_suite_gives_its_prompts_and_nothing_to_read(tmp_path: Path, tiny_targ
         TextPrompt(FROM_FILE, (f"Question {i}?",)) for i in range(3)
     ]
     assert list(file_texts(path, tiny_target)) == []
-
-
-def test_what_is_no_text_is_one_line(tmp_path: Path, tiny_target: Model) -> None:
-    for name, content, problem in (
-        ("binary", b"abc\xff", "not UTF-8 text"),
-        ("blank", b" \n ", "an empty text"),
-    ):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(UsageError, match=problem):
-            next(file_texts(tmp_path / name, tiny_target))
-    for path, problem in ((tmp_path, "a directory"), (tmp_path / "none", "no such file")):
-        with pytest.raises(UsageError, match=problem):
-            next(file_prompts(path, tiny_target))
 
 
 def test_what_is_asked_is_the_users_own_and_built_in_in_turns(

@@ -11,7 +11,6 @@ import pytest
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.apps.forge.vocabulary_ranking import SourceVocabulary, expectations, rank, read_vocabulary
 from edgespec.decoding.session import SequenceTokens
-from edgespec.errors import UsageError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.weights import Model
@@ -52,13 +51,6 @@ def test_a_cut_is_ascending_and_of_whole_rows_for_the_kernels():
 
 def test_nothing_written_at_all_ranks_by_ids():
     assert rank(VOCABULARY, []).cut(16).tolist() == [*range(15), 300]
-
-
-@pytest.mark.parametrize(("size", "problem"), [(1, "at least 2 tokens stay"), (310, "has only 318 tokens")])
-def test_sizes_that_cannot_be_cut(size, problem):
-    with pytest.raises(UsageError, match=problem) as error:
-        rank(VOCABULARY, []).cut(size)
-    assert error.value.field == "keep"
 
 
 def test_what_every_head_can_say(tmp_path):

@@ -149,8 +149,3 @@ def test_a_second_training_starts_from_the_first_ones_weights(target, dataset, w
     wider = HeadFamily(ModelWeights(read_header(target)), "5a" * 32, IDS, 128)
     with pytest.raises(EdgespecError, match=r"latest\.npz: of a training with other settings"):
         Training(wider, dataset, settings, tmp_path, StageContext()).run()
-
-
-def test_too_few_texts_are_said(target, tmp_path):
-    with pytest.raises(EdgespecError, match=r"too few texts to train on \(0, and 0"):
-        trained_in(tmp_path, target, TinyTexts(target, 0))

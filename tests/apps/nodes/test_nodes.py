@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -101,23 +100,12 @@ def test_a_node_that_is_not_there(environment: dict[str, str], model: str) -> No
     failed(ended, 1, f"--rpc {address}: Connection refused; look whether `edgespec node` runs there")
 
 
-@pytest.mark.parametrize("given", ["a:b:c", "host", "host:0", "host:70000", "", "host:1,", "host:1,host:1"])
-def test_addresses_that_are_none(environment: dict[str, str], model: str, given: str) -> None:
-    failed(run_cli("run", "--target", model, "--rpc", given, "hi", env=environment), 2, "--rpc")
-
-
 def test_a_port_that_is_taken(environment: dict[str, str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         failed(run_cli("node", "--port", port, env=environment), 2, f"--port {port}: Address already in use")
-
-
-def test_a_folder_that_is_none(environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    ended = run_cli("node", "--cache", tmp_path / "file" / "x", env=environment)
-    failed(ended, 2, "--cache")
 
 
 def test_how_many_of_the_last_layers_fit() -> None:

@@ -277,26 +277,6 @@ def test_a_film_without_sound(tmp_path):
         read_audio(path)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "empty, 0 bytes"),
-        (wav(b"", SECOND, 1, 16), "no sound in it, not one sample"),
-        (wav(b"", SECOND, 1, 16)[:30], "cannot be read: it ends within its description"),
-        (wav(b"\0" * 8, 0, 1, 16), "1 channels of 0 samples a second"),
-        (wav(b"\0" * 8, SECOND, 0, 16), "0 channels of 16000"),
-        (b"This is no sound at all, but a text.", "not a recording that can be read"),
-        (bytes(range(256)) * 20, "not a recording that can be read"),
-    ],
-)
-def test_bad_files_are_one_line(tmp_path, data, message):
-    path = tmp_path / "bad"
-    path.write_bytes(data)
-    with pytest.raises(EdgespecError, match=message) as caught:
-        read_audio(path)
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_files_that_cannot_be_read_are_usage_errors(tmp_path):
     for path, message in ((tmp_path / "none.wav", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(UsageError, match=message):

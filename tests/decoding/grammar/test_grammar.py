@@ -505,25 +505,6 @@ def test_what_the_text_must_match_comes_as_users_give_it(run, tmp_path, argument
     assert (done.returncode, done.stdout.strip()) == (0, text), done.stderr
 
 
-def test_run_refuses_what_is_no_grammar(run, tmp_path):
-    bad = tmp_path / "bad.gbnf"
-    bad.write_bytes(b'root ::= "\xff"')
-    for arguments, reason in [
-        (("--grammar", bad), "not UTF-8 text at byte 10"),
-        (("--grammar", tmp_path / "none"), "No such file"),
-        (("--json-schema", bad, "--grammar", bad), "contradict each other"),
-        (("--json-schema", "{}", "--regex", "a"), "contradict each other"),
-        (("--json-schema", '{"type": "objekt"}'), "--json-schema: Invalid type: objekt"),
-        (("--regex", "("), "--regex: "),
-        (("--grammar", bad, "--mode", "cascade"), "contradict each other"),
-    ]:
-        done = run(*arguments)
-        assert done.returncode == 2
-        assert done.stdout == ""
-        assert done.stderr.count("\n") == 1
-        assert reason in done.stderr
-
-
 @pytest.mark.pair
 def test_the_real_pair_fills_a_schema(pair):
     schema = {**PERSON, "properties": {**PERSON["properties"], "name": {"type": "string"}}}

@@ -11,19 +11,10 @@ import httpx
 import pytest
 from anthropic.types.shared import ErrorResponse
 
-from anthropic_events import ASKED, HELLO, answer, events_of
+from anthropic_events import ASKED, answer, events_of
 from edgespec.apps.server.gate import Gate, GateLimits
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
-
-
-def test_a_model_that_is_not_served(client: anthropic.Anthropic):
-    with pytest.raises(
-        anthropic.NotFoundError, match="model 'claude-opus-9' not found: this server has 'tiny'"
-    ):
-        client.messages.create(**ASKED | {"model": "claude-opus-9"})
-    with pytest.raises(anthropic.NotFoundError):
-        client.messages.count_tokens(model="claude-opus-9", messages=HELLO)
 
 
 def test_a_prompt_that_is_too_long(client: anthropic.Anthropic):

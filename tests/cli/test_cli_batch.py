@@ -215,7 +215,7 @@ def test_ctrl_c_keeps_what_is_done(environment, source, out, options):
         said, told = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, b""), told
     (line,) = (line for line in told.decode().splitlines() if line.startswith("edgespec: interrupted: "))
-    assert line.endswith(" of 20 requests are done; the same command goes on from there")
+    assert line.endswith(" of 20 requests are done; run the same command again to resume")
     n_done = partial.read_bytes().count(b"\n") - 1
     assert f" {n_done} of 20" in line
     process = run_cli("batch", source, "-o", out, *options, "-n", 400, env=environment)
@@ -241,7 +241,7 @@ def test_a_full_disk(environment, source, out, options):
     line = process.stderr.decode().splitlines()[-1]
     assert process.returncode == 1, line
     assert line.startswith(f"edgespec: error: {out}: File too large; ")
-    assert "of 20 requests are done and kept: the same command goes on from there" in line
+    assert "of 20 requests are done and kept: run the same command again to resume" in line
     assert "Traceback" not in process.stderr.decode()
     assert run_cli("batch", source, "-o", out, *options, env=environment).returncode == 1
     check(out)

@@ -270,7 +270,7 @@ def test_interrupted(started, environment, folder, tmp_path):
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
-    assert f"edgespec: stopped; the same command goes on with what is in {out}" in stderr.splitlines()
+    assert f"edgespec: stopped; run the same command again to resume from {out}" in stderr.splitlines()
     assert "Traceback" not in stderr
     for word in ("plain", "auto", "suffix", "identical"):
         assert word in stdout, "the table so far"
@@ -284,7 +284,7 @@ def test_interrupted_in_the_first_cell(started, environment, tmp_path):
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "not measured yet" in stdout
-    assert "the same command without --fresh goes on" in stderr
+    assert "run the same command again without --fresh" in stderr
     assert left_over(environment["MARK_OF_THE_TEST"]) == []
 
 

@@ -154,7 +154,7 @@ def test_ctrl_c_or_sigterm_and_again(asked, environment, edgespec, tmp_path, num
     assert process.returncode == 130
     assert out == ""
     assert err.splitlines()[-2:] == [
-        "edgespec: what was written and trained is kept; the same command goes on",
+        "edgespec: what was written and trained is kept; run the same command again to resume",
         "edgespec: error: interrupted",
     ]
     assert models(tmp_path) == []
@@ -178,7 +178,7 @@ def test_until_a_time_of_the_day(asked, environment, tmp_path):
     )
     assert process.returncode == 0, process.stderr
     assert process.stderr.splitlines()[-1] == (
-        "edgespec: what was written and trained is kept; the same command goes on"
+        "edgespec: what was written and trained is kept; run the same command again to resume"
     )
     assert (process.stdout, models(tmp_path)) == ("", [])
 

@@ -30,7 +30,7 @@ def test_models_of_other_programs_are_converted(server, tmp_path):  # noqa: F811
         assert said.startswith(f"{gguf_model}: a Whisper model in GGUF; ") and "model.safetensors" in said
     assert "a Whisper model cannot be 'q2_k' (known: q8_0," in str(error(app, str(source), "--type", "q2_k"))
     source.write_bytes(source.read_bytes()[:-9])
-    assert "no whole Whisper model" in str(error(app, str(source), "--type", "q8_0", "--force"))
+    assert "incomplete Whisper model" in str(error(app, str(source), "--type", "q8_0", "--force"))
 
 
 def test_a_whisper_file_of_ones_own_is_marked(server, tmp_path):  # noqa: F811

@@ -52,6 +52,8 @@ def test_text_goes_to_stdout_and_figures_to_stderr(environment, model, recording
     quiet = run_cli("transcribe", recording, "-m", model, *FAST, "--no-stats", env=environment)
     assert quiet.stdout == done.stdout
     assert "sound in" not in quiet.stderr
+    english = run_cli("transcribe", recording, "-m", model, *FAST, "--translate", env=environment)
+    assert english.returncode == 0 and english.stdout.strip()
 
 
 def test_json_has_text_and_figures(environment, model, recording):

@@ -54,6 +54,25 @@ def test_commands_and_options_exist(page: Path) -> None:
     assert {" ".join(line): found for line in commands(page) if (found := unknown(line))} == {}
 
 
+def test_what_the_pages_show_is_run_by_tests() -> None:
+    """Each command with each option that a page gives it is one that a test calls."""
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "tests").rglob("refusals.txt")]
+    texts = [file.read_text(encoding="utf-8") for file in files if "docs" not in file.name]
+    shown = set()
+    for page in PAGES:
+        for line in commands(page):
+            name = next((word for word in line[1:] if not word.startswith("-")), "")
+            shown |= {
+                (name, word.partition("=")[0]) for word in line[1:] if re.fullmatch(r"--[a-z-]+(=.*)?", word)
+            }
+    missing = {
+        (name, option)
+        for name, option in shown
+        if not any(option in text and re.search(rf"\b{name}\b", text) for text in texts)
+    }
+    assert missing == set()
+
+
 EXTRAS = {
     "--vad": "vad",
     "--ray": "ray",

@@ -137,7 +137,7 @@ def test_wrong_bytes_and_damaged_models_are_refused(server, store, recorder, ggm
         recorder.pull("w")
     declare(hub(ggml[:-9]))
     server.hub["me/cpp/ggml-tiny.bin"] = ggml[:-9]
-    with pytest.raises(EdgespecError, match=r"no whole Whisper model: .*; the download was deleted"):
+    with pytest.raises(EdgespecError, match=r"incomplete Whisper model: .*; the download was deleted"):
         recorder.pull("w")
     assert not any(name.endswith((".part", ".gguf", ".converted")) for name in files(store))
 

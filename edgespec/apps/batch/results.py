@@ -308,7 +308,7 @@ class Journal(PipedResults, Closing):
         except OSError as error:
             done = f"{self.n_done} of {self._n_requests} requests are done and kept"
             raise EdgespecError(
-                f"{self.out}: {error.strerror}; {done}: the same command goes on from there"
+                f"{self.out}: {error.strerror}; {done}: run the same command again to resume"
             ) from None
 
 

@@ -108,7 +108,7 @@ class Evaluator:
         can_run = [one for one in candidates if one in timings or not one.path]
         measured = self._measured(can_run, is_timing=False)
         if not measured:
-            raise EdgespecError("no draft could be judged; the lines above say why")
+            raise EdgespecError("no draft could be evaluated; the lines above say why")
         return [self._result(one, timings.get(one), runs) for one, runs in measured.items()]
 
     def _measured(self, those: Sequence[Candidate], *, is_timing: bool) -> dict[Candidate, tuple[Run, ...]]:
@@ -129,7 +129,7 @@ class Evaluator:
         try:
             cells.measure(rounds, show)
         except OSError as error:
-            problem = f"what was judged cannot be kept: {describe_os_error(error)}"
+            problem = f"the evaluation cannot be stored: {describe_os_error(error)}"
             raise EdgespecError(problem) from error
         for name, why in cells.skipped.items():
             self.context.on_message(f"{name} is left out: {why}")
@@ -208,7 +208,7 @@ def evaluate_draft(
         evaluator = Evaluator(model.path, tuple(prompts), settings, Path(folder), context)
         found = {one.candidate: one for one in evaluator.evaluate([mine, other])}
     if mine not in found:
-        raise EdgespecError(f"{name} could not be judged; the line above says why")
+        raise EdgespecError(f"{name} could not be evaluated; the line above says why")
     update_record(found[mine])
     return model.name, found[mine], found.get(other)
 

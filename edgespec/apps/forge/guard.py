@@ -45,7 +45,7 @@ def guard_texts(dataset: Dataset) -> GuardTexts:
     built_in = _some(text for text in held_out if text.source == BUILT_IN)
     if not (own and built_in):
         raise EdgespecError(
-            "the head that is there stays: of the texts to judge a new one by, "
+            "the current head is kept: of the held-out texts for evaluating a new one, "
             f"{'the built-in ones' if own else 'yours'} are missing (deleted, or none was held out yet; "
             "one in 20 is); use the model for a while"
         )
@@ -69,7 +69,7 @@ class GuardFigures:
     """Mean accepted tokens of a draft of N_DRAFTED: of an older head, and of the new one."""
 
     own: tuple[float, float]
-    """The older one is the head that is there."""
+    """The older one is the current head."""
     built_in: tuple[float, float]
     """The older one is the head that learning began with."""
     n_own: int

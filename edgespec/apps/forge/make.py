@@ -367,7 +367,7 @@ class MakeRun:
         before = next((one for one in measured if one.candidate == self._before), None)
         found = [one for one in measured if one.candidate != self._before]
         if not found:
-            raise EdgespecError("none of the candidates could be judged; the lines above say why")
+            raise EdgespecError("none of the candidates could be evaluated; the lines above say why")
         best = max(found, key=lambda one: one.gains.mean)
         base, made.beaten = 1.0, "plain decoding"
         if before and before.gains.mean > base:

@@ -208,7 +208,7 @@ def log_total(row: Rows, highest: float | None = None) -> float:
     return top + math.log(float(np.exp(row - np.float32(top)).sum()))
 
 
-_ENGLISH = "the model knows English alone; choose a multilingual one, such as whisper-base"
+_ENGLISH = "the model knows only English; choose a multilingual one, such as whisper-base"
 
 
 def check_language(tokenizer: WhisperTokenizer, options: SpeechOptions) -> None:
@@ -223,7 +223,7 @@ def check_language(tokenizer: WhisperTokenizer, options: SpeechOptions) -> None:
 
 
 def check_english(options: SpeechOptions) -> None:
-    """Raise UsageError for another language or task than a model has that knows English alone."""
+    """Raise UsageError for another language or task than a model has that knows only English."""
     if options.language not in (None, "en"):
         raise UsageError(_ENGLISH, field="language", value=options.language)
     if options.task == "translate":

@@ -29,7 +29,7 @@ def speech_ref(ref: str) -> str:
 
 
 def is_english(ref: str) -> bool:
-    """Whether `ref` is a name of the registry whose model knows English alone, here or not."""
+    """Whether `ref` is a name of the registry whose model knows only English, here or not."""
     return speech_ref(ref) in load_registry().entries and ref.endswith(".en")
 
 

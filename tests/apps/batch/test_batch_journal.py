@@ -159,7 +159,7 @@ def test_a_full_disk_loses_nothing(source, out, in_order):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, kept)
     assert error.value.exit_code == 1
-    assert "the same command goes on from there" in str(error.value)
+    assert "run the same command again to resume" in str(error.value)
     assert answered(source, out, in_order=in_order) == []  # nothing torn was left
     check(out, in_order)
 

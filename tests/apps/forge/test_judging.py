@@ -102,5 +102,5 @@ def test_who_cannot_run_is_left_out(judging, tiny_draft_path, tmp_path):
     assert [one.candidate.name for one in found] == ["small"]
     (line,) = said
     assert line.startswith("stranger is left out: ")
-    with pytest.raises(EdgespecError, match="no draft could be judged"):
+    with pytest.raises(EdgespecError, match="no draft could be evaluated"):
         judging().evaluate([Candidate("stranger", stranger)])

@@ -349,7 +349,7 @@ def test_texts_to_judge_by_that_are_missing_are_one_line(target):
                 one for one in mine.texts(held_out=held_out) if one.source != source
             ]
         )
-        with pytest.raises(EdgespecError, match=f"the head that is there stays: .* {which} are missing"):
+        with pytest.raises(EdgespecError, match=f"the current head is kept: .* {which} are missing"):
             guard_texts(left)
 
 
@@ -458,7 +458,7 @@ def test_the_guards_texts_deleted_is_one_line_and_nothing_is_replaced(learning, 
     for number in kept_out[:45]:
         places.append(rejected_text(number))
     before = (tmp_path / "models" / "target-head-q8_0.gguf").read_bytes()
-    with pytest.raises(EdgespecError, match=r"the head that is there stays: .* yours are missing") as raised:
+    with pytest.raises(EdgespecError, match=r"the current head is kept: .* yours are missing") as raised:
         make(replace(learning, data_tokens=2_000))
     assert "\n" not in str(raised.value)
     assert len(jobs) == n_jobs, "nor is anything trained"

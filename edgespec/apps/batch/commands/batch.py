@@ -338,7 +338,7 @@ class _BatchRun:
         except KeyboardInterrupt:
             self.interrupted = True
             done = f"{self._results.n_done} of {self._input.n_requests} requests are done"
-            go_on = "nothing is kept" if self._files.piped else "the same command goes on from there"
+            go_on = "nothing is kept" if self._files.piped else "run the same command again to resume"
             message(f"interrupted: {done}; {go_on}")
             self._tell_failed()
         finally:

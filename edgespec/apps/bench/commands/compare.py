@@ -143,8 +143,8 @@ def compare_command(
 ) -> int:
     """Measure every pair of targets and drafts, each against its target alone, and their accuracy.
 
-    Each cell has its own process, and its raw runs are written when it ends: after Ctrl-C or a crash the
-    same command goes on. Cells that cannot run are named with the reason and left out.
+    Each cell has its own process, and its raw runs are written when it ends: after Ctrl-C or a crash run the
+    same command again to resume. Cells that cannot run are named with the reason and left out.
     """
     from edgespec.apps.bench.commands.tables import write_results
     from edgespec.apps.bench.compare import Comparison
@@ -191,7 +191,7 @@ def compare_command(
 def _carry_out(comparison: Comparison, scoring: AccuracyOptions, text: str, *, fresh: bool) -> int:
     """Measure the cells, then the accuracies; return the exit code."""
     again = (
-        f"the same command{' without --fresh' if fresh else ''} goes on with what is in {comparison.folder}"
+        f"run the same command again{' without --fresh' if fresh else ''} to resume from {comparison.folder}"
     )
     try:
         if fresh:

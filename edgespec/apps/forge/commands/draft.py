@@ -70,7 +70,7 @@ class MakeOptions:
         str | None,
         typer.Option(
             metavar="HH:MM",
-            help="Stop at that time of the day, as Ctrl-C does; the same command goes on.",
+            help="Stop at that time of the day, as Ctrl-C does; run the same command again to resume.",
             show_default="when it is done",
         ),
     ] = None
@@ -109,7 +109,7 @@ class DataOptions:
         typer.Option(
             "--from-history",
             help="Also your own earlier prompts, and first the places where drafts were rejected (`edgespec "
-            "cache info`). They stay on this machine. A head that is there learns on, and a guard decides: "
+            "cache info`). They stay on this machine. The current head is trained on, and a guard decides: "
             "the new one must have more accepted on your latest texts and hardly less on built-in ones.",
         ),
     ] = False
@@ -138,7 +138,7 @@ class TrainingOptions:
         ),
     ] = None
     keep: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that the draft can say.", show_default="16384, or all")
+        int | None, typer.Option(min=1, help="Size of the draft's vocabulary.", show_default="16384, or all")
     ] = None
     types: Annotated[str, typer.Option(help="Quantizations to try, with commas.")] = "q4_0,q8_0"
 
@@ -269,11 +269,11 @@ def make_command(
     compute: ThreadsAndKernels,
     json: JsonOption = False,
 ) -> None:
-    """Make the draft that makes a model fastest on this machine; keep it if it beats the one that is there.
+    """Make the draft that makes a model fastest on this machine; keep it if it beats the current one.
 
     The model writes texts; a head is trained on them (a block that goes on from the model's hidden states),
-    quantized, and judged by tokens a second. The best one is used from then on wherever none is named. The
-    text stays the model's, exactly. Ctrl-C and SIGTERM stop it, and the same command goes on.
+    quantized, and evaluated by tokens a second. The best one is used from then on wherever none is named. The
+    text stays the model's, exactly. Ctrl-C and SIGTERM stop it; run the same command again to resume.
     """
     from edgespec.apps.forge.draft_store import check_draft_name
     from edgespec.apps.forge.make import make, require_jax
@@ -293,7 +293,7 @@ def make_command(
         try:
             made = make(request, context)
         except KeyboardInterrupt:
-            message("what was written and trained is kept; the same command goes on")
+            message("what was written and trained is kept; run the same command again to resume")
             if is_time.is_set():
                 return
             raise

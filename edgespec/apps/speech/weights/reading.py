@@ -89,7 +89,7 @@ class WhisperContents:
 
 
 class BrokenModelError(Exception):
-    """A file holds no whole Whisper model; `str(error)` says why."""
+    """A file holds no complete Whisper model; `str(error)` says why."""
 
 
 def n_ordinary(n_vocab: int) -> int:
@@ -249,7 +249,7 @@ def blamed(path: Path) -> Iterator[None]:
     try:
         yield
     except BrokenModelError as error:
-        raise EdgespecError(f"{path}: no whole Whisper model: {error}; download it again") from None
+        raise EdgespecError(f"{path}: incomplete Whisper model: {error}; download it again") from None
 
 
 def array_reader(

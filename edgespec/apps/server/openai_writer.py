@@ -99,13 +99,11 @@ class OpenAIWriter(EventWriter):
         if n_best is None:
             return [*range(n_all)]
         n_each = n_all // self.request.n_prompts
+        means = [total / max(1, len(self.results[i].token_ids)) for i, total in enumerate(self._logprobs)]
         chosen: list[int] = []
         for start in range(0, n_all, n_each):
-            chosen += sorted(range(start, start + n_each), key=self._mean_logprob, reverse=True)[:n_best]
+            chosen += sorted(range(start, start + n_each), key=means.__getitem__, reverse=True)[:n_best]
         return chosen
-
-    def _mean_logprob(self, index: int) -> float:
-        return self._logprobs[index] / max(1, len(self.results[index].token_ids))
 
 
 class ChatWriter(OpenAIWriter):

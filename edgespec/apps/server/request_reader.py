@@ -202,7 +202,8 @@ class RequestReader:
             options = replace(options, n_logprobs=request.logprobs)
         echo = None
         if request.echo:
-            echo = prompt if isinstance(prompt, str) else self._text_of(tokens)
+            pieces = b"".join(self.model.piece(token, special=True) for token in tokens)
+            echo = prompt if isinstance(prompt, str) else pieces.decode(errors="replace")
             if request.logprobs is not None or n_predict == 0:
                 if request.stream and request.logprobs is not None:
                     raise ApiError(400, "cannot be streamed with logprobs: leave one out", field="echo")
@@ -251,9 +252,6 @@ class RequestReader:
         if request.samplers:
             sent["warnings"] = ("samplers are applied in llama.cpp's default order",)
         return PreparedRequest((text,), **sent)
-
-    def _text_of(self, tokens: Sequence[int]) -> str:
-        return b"".join(self.model.piece(token, special=True) for token in tokens).decode(errors="replace")
 
     def _prompt_tokens(self, request: CompletionRequest, prompt: object) -> list[int]:
         if isinstance(prompt, str):

@@ -269,6 +269,7 @@ class SchemaFormat(RequestPart):
     type: Literal["json_schema"]
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema", description="llama-server's.")
+    name: str | None = Field(None, description="Sent back by /v1/responses.")
     strict: bool | None = None
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
@@ -26,7 +26,6 @@ from edgespec.apps.server.responses.schema import (
     Item,
     NamespaceDefinition,
     ResponsesRequest,
-    SchemaAnswer,
     SearchDefinition,
     ToolChoice,
     text_of,
@@ -45,8 +44,7 @@ ToolKey = tuple[str | None, str]
 """The namespace and the name of a tool."""
 
 
-@dataclass(frozen=True)
-class ResponseTool:
+class ResponseTool(NamedTuple):
     """A tool, by the names that its calls have."""
 
     type: Literal["function", "custom"]
@@ -62,10 +60,13 @@ class ReadTools:
     """Those of a request for a chat completion."""
     offered: dict[str, ResponseTool] = field(default_factory=dict)
     """Which tool each function is."""
-    names: dict[ToolKey, str] = field(default_factory=dict)
-    """Which function each tool is."""
     warnings: list[str] = field(default_factory=list)
     """Lines on what is done only in part."""
+
+    @property
+    def names(self) -> dict[ToolKey, str]:
+        """Which function each tool is."""
+        return {(tool.namespace, tool.name): name for name, tool in self.offered.items()}
 
 
 def _joined(namespace: str | None, name: str) -> str:
@@ -84,7 +85,6 @@ def read_tools(body: ResponsesRequest) -> ReadTools:
             raise ApiError(400, f"there are two tools called {name[:80]!r}", field=place)
         while name in read.offered:  # a__b in c, and b__c in a
             name += "_"
-        read.names[key] = name
         read.offered[name] = ResponseTool(tool.type, tool.name, namespace)
         if isinstance(tool, CustomDefinition):
             functions.append(_of_text(name, tool, place))
@@ -220,14 +220,11 @@ def count_tokens(reader: RequestReader, body: ResponsesRequest) -> int:
 def _chat(body: ResponsesRequest, items: Sequence[Item], tools: ReadTools) -> ChatRequest:
     """Return the request for a chat completion."""
     form = body.text.format if body.text else None
-    schema = {}
-    if isinstance(form, SchemaAnswer):
-        schema["json_schema"] = form.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
     given = {
         "logprobs": True if body.wants_logprobs else None,
         "max_completion_tokens": body.max_output_tokens,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
-        "response_format": {"type": form.type, **schema} if form else None,
+        "response_format": form.model_dump(by_alias=True, exclude_none=True) if form else None,
     }
     fields = body.model_dump(include=_SAME_FIELDS, exclude_none=True) | tools.fields
     fields |= {name: value for name, value in given.items() if value is not None}

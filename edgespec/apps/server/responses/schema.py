@@ -18,7 +18,7 @@ from edgespec.apps.server.request_fields import (
     ToolName,
     check_needed,
 )
-from edgespec.apps.server.request_schema import SpeculativeOptions
+from edgespec.apps.server.request_schema import ResponseFormat, SpeculativeOptions
 from edgespec.decoding.option_table import GENERATION, MAX_LOGPROBS
 
 # ---- items of the input ----
@@ -187,25 +187,10 @@ ToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenTool | Allow
 # ---- the request ----
 
 
-class PlainAnswer(RequestPart):
-    """The form of an answer that is any text, or any JSON object."""
-
-    type: Literal["text", "json_object"]
-
-
-class SchemaAnswer(RequestPart):
-    """The form of an answer that is JSON and matches a schema."""
-
-    type: Literal["json_schema"]
-    name: str = "response"
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = Field(None, description="true: a schema not enforced in every part is refused.")
-
-
 class TextOptions(RequestPart):
     """The form of the answer's text."""
 
-    format: Annotated[PlainAnswer | SchemaAnswer, Field(discriminator="type")] | None = None
+    format: ResponseFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = Field(
         None, description="No model here knows it: a warning says so."
     )

@@ -351,11 +351,8 @@ class Pool:
             return
         model.idle.set()
         if not math.isinf(model.expires_s):
-            loop = asyncio.get_running_loop()
-            model.timer = loop.call_later(max(0.0, model.keep_alive_s), self._expire, model)
-
-    def _expire(self, model: PooledModel) -> None:
-        self._run(self._unload_unused(model))
+            loop, left_s = asyncio.get_running_loop(), max(0.0, model.keep_alive_s)
+            model.timer = loop.call_later(left_s, lambda: self._run(self._unload_unused(model)))
 
     async def _unload_unused(self, model: PooledModel) -> None:
         async with self._turn:

@@ -11,8 +11,6 @@ from edgespec.llama.gguf import TensorInfo, row_bytes, type_name
 from edgespec.llama.kernel_timing import CMatrixShape, MatrixShape
 from edgespec.llama.kernels import plugin_path, word_of
 
-_ALL = 0.99  # of the bytes: routers and other small matrices in F32 are never packed
-
 
 @dataclass(frozen=True, slots=True)
 class KernelCoverage:
@@ -28,13 +26,6 @@ class KernelCoverage:
     def share(self) -> float:
         """Bytes that they take, of all."""
         return self.packed / self.total if self.total else 0.0
-
-    def __str__(self) -> str:
-        """Return the coverage in few words: "all", "none: iq2_xs", "82%, not iq2_xs"."""
-        if self.share >= _ALL:
-            return "all"
-        types = ", ".join(self.declined)
-        return f"{self.share:.0%}, not {types}" if self.packed else f"none: {types}"
 
 
 def multiplied(tensors: Iterable[TensorInfo]) -> list[MatrixShape]:

@@ -19,18 +19,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from edgespec.platform.files import TEMPORARY, begins_with, own_file, temporary_path
 from edgespec.platform.locks import locked
-
-
-class BoundedFile(NamedTuple):
-    """A file of ours; tuples sort by the time of their last use."""
-
-    used_ns: int
-    size: int
-    name: str
 
 
 class BoundedFolder:
@@ -67,15 +59,6 @@ class BoundedFolder:
         self._ours = known | {name for name in named - known if self._is_ours(name)}
         return [*self._ours]
 
-    def files(self) -> list[BoundedFile]:
-        """Return our files, those unused for longest first."""
-        found = []
-        for name in self.names():
-            with suppress(OSError):
-                facts = (self.path / name).lstat()
-                found.append(BoundedFile(self._used_ns(facts), facts.st_size, name))
-        return sorted(found)
-
     @contextmanager
     def opened(self, name: str) -> Iterator[int]:
         """Open a file that this user alone can have written or read. Raises OSError; never waits."""
@@ -99,13 +82,17 @@ class BoundedFolder:
 
     def make_room(self, n_bytes: int, limit: int, before_ns: int) -> bool:
         """Delete files used before `before_ns` until `n_bytes` more fit; return whether they do."""
-        files = self.files()
-        total = n_bytes + sum(one.size for one in files)
-        for one in files:
-            if total <= limit or one.used_ns >= before_ns:
+        found = []
+        for name in self.names():
+            with suppress(OSError):
+                facts = (self.path / name).lstat()
+                found.append((self._used_ns(facts), facts.st_size, name))
+        total = n_bytes + sum(size for _, size, _ in found)
+        for used_ns, size, name in sorted(found):  # those unused for longest first
+            if total <= limit or used_ns >= before_ns:
                 break
-            if self.delete(one.name):
-                total -= one.size
+            if self.delete(name):
+                total -= size
         return total <= limit
 
     @contextmanager

@@ -55,17 +55,6 @@ class Kept:
         return roots[self.root]() if self.root in roots else expand_user("~")
 
     @property
-    def shown(self) -> str:
-        """The place of what is kept, by default, as docs/start.md shows it in Markdown."""
-        roots = {
-            "cache": "~/.cache/edgespec",
-            "config": "~/.config/edgespec",
-            "models": "~/.cache/edgespec/models",
-            "home": "~",
-        }
-        return self.where or ", ".join(f"`{roots[self.root]}/{place.rstrip('/')}`" for place in self.places)
-
-    @property
     def deleted_by(self) -> str:
         """The means of deleting it, in Markdown."""
         command = "edgespec cache clear" + ("" if self.deleted == "always" else f" {self.name}")

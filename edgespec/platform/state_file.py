@@ -75,8 +75,8 @@ class StateFile(Generic[T]):
             problem = str(error)
         # Read again under the lock: another process may have replaced the damaged file by now.
         try:
-            with self.locked():
-                return self.read_locked()
+            with self._locked():
+                return self._usable()
         except OSError:  # the file cannot be set aside
             self.say(f"{self.path}: {problem}; it is not used")
         return None
@@ -87,21 +87,31 @@ class StateFile(Generic[T]):
         The old value is None if there is none that can be used. Raises OSError; the file is then
         unchanged.
         """
-        with self.locked():
-            self.write_locked(change(self.read_locked()))
+        # All processes use the same temporary name: a killed one's leftover is overwritten.
+        new = self.path.with_name(f".{self.path.name}.new")
+        with self._locked():
+            data = change(self._usable())
+            try:
+                file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                try:
+                    write_all(file, data, 0)
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+                new.replace(self.path)
+            except BaseException:  # Ctrl-C too: leave no partial file behind
+                new.unlink(missing_ok=True)
+                raise
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Hold the lock, which is freed even if the process is killed. Makes the folder. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self._lock, mode=0o600):
             yield
 
-    def read_locked(self) -> T | None:
-        """Return the file's value, or set a damaged file aside and return None; call with the lock held.
-
-        Raises OSError.
-        """
+    def _usable(self) -> T | None:
+        """Return the file's value, or set a damaged file aside and return None. Raises OSError."""
         try:
             return self.peek()
         except DamagedFileError as error:
@@ -109,27 +119,6 @@ class StateFile(Generic[T]):
             self.path.replace(aside)
             self.say(f"{self.path}: {error}; set aside as {aside.name}")
             return None
-
-    def write_locked(self, data: bytes) -> None:
-        """Replace the file, or leave it unchanged; call with the lock held. Raises OSError."""
-        # All processes use the same temporary name: a killed one's leftover is overwritten.
-        new = self.temporary
-        try:
-            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                write_all(file, data, 0)
-                os.fsync(file)
-            finally:
-                os.close(file)
-            new.replace(self.path)
-        except BaseException:  # Ctrl-C too: leave no partial file behind
-            new.unlink(missing_ok=True)
-            raise
-
-    @property
-    def temporary(self) -> Path:
-        """The file's name while it is being written."""
-        return self.path.with_name(f".{self.path.name}.new")
 
     def say(self, line: str) -> None:
         """Tell the user a line, unless it was told before."""

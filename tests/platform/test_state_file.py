@@ -82,15 +82,15 @@ def test_a_failure_leaves_the_file_as_it_was(file: StateFile[int], monkeypatch: 
         with pytest.raises(OSError, match="No space"):
             file.update(one_more)
     assert file.read() == 1
-    assert not file.temporary.exists()
+    assert not file.path.with_name(f".{file.path.name}.new").exists()
 
 
 def test_what_a_killed_process_left_is_overwritten(file: StateFile[int]) -> None:
     file.update(one_more)
-    file.temporary.write_bytes(b"a longer text than the number")
+    file.path.with_name(f".{file.path.name}.new").write_bytes(b"a longer text than the number")
     file.update(one_more)
     assert file.read() == 2
-    assert not file.temporary.exists()
+    assert not file.path.with_name(f".{file.path.name}.new").exists()
 
 
 def test_no_change_is_lost(tmp_path: Path) -> None:

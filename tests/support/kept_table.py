@@ -8,16 +8,29 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edgespec.platform.kept import EVERYTHING
+from edgespec.platform.kept import EVERYTHING, Kept
 
 PAGE = Path(__file__).parents[2] / "docs" / "start.md"
 HEAD = "| | what | place | deleted by |\n|---|---|---|---|\n"
 
 
+ROOTS = {
+    "cache": "~/.cache/edgespec",
+    "config": "~/.config/edgespec",
+    "models": "~/.cache/edgespec/models",
+    "home": "~",
+}
+
+
+def place(row: Kept) -> str:
+    """Return where it is kept by default, in Markdown."""
+    return row.where or ", ".join(f"`{ROOTS[row.root]}/{place.rstrip('/')}`" for place in row.places)
+
+
 def table() -> str:
     """Return the table in Markdown."""
     return HEAD + "".join(
-        f"| {row.name}{', yours' if row.personal else ''} | {row.holds} | {row.shown} | {row.deleted_by} |\n"
+        f"| {row.name}{', yours' if row.personal else ''} | {row.holds} | {place(row)} | {row.deleted_by} |\n"
         for row in EVERYTHING
     )
 

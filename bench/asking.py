@@ -85,8 +85,7 @@ class Bench:
     def ask(self, prompt: Prompt, variant: Variant, turn: int, temperature: float) -> Result:
         """Generate once."""
         state = self._engine._knowledge
-        learned = state._learned.values()
-        known = copy.deepcopy(([one.predictor for one in learned], state._lengths))
+        known = copy.deepcopy(state._acceptance)
         result = self._engine.generate(
             prompt.text,
             params=SamplingParams(temperature=temperature),
@@ -98,12 +97,8 @@ class Bench:
         if variant.name == AUTO:
             self.notes[prompt.id] = result.note
         else:
-            self._engine.forget(
-                but=self.beginning
-            )  # which ends the generation: then the length of its answer is learnt
-            predictors, state._lengths = known
-            for one, predictor in zip(learned, predictors, strict=True):
-                one.predictor = predictor
+            self._engine.forget(but=self.beginning)  # which ends the generation: then its drafts are learned
+            state._acceptance = known
         return result
 
     def remember(self, prompts: Sequence[Prompt]) -> None:

@@ -32,7 +32,7 @@ from edgespec.drafting.foreign.translated_model import ROOM_PER_TOKEN, Translate
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.drafting.foreign.vocabulary_match import vocabulary_difference
 from edgespec.drafting.head_model import HeadModel
-from edgespec.drafting.policy import Policy
+from edgespec.drafting.pace import Policy
 from edgespec.drafting.profile import N_MAX, CostCurve, block_curve
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.batch import EmbeddingsFn
@@ -275,7 +275,6 @@ _FIRST, _FURTHER = 2, 1  # what `costs.of_blocks` has as n for the pass of a dra
 class BlockModel(WindowedModel):
     """`session`'s head behind the interface of DraftModel."""
 
-    starts_idle = False
     features: TargetFeatures
 
     def __init__(
@@ -388,7 +387,7 @@ class _Head(Draft):
     reads_states = True
 
     def restrict(self, policy: Policy, drafter: DrafterName) -> Policy | None:
-        return replace(policy, staged=False, after_store=False)
+        return replace(policy, staged=False)
 
     def writer(self) -> Model:
         """Raise UsageError: a head writes nothing without its target."""
@@ -661,7 +660,6 @@ def _check_made_for(head: HeadFile, target: GGUFHeader) -> None:
 class LentModel(DraftModel):
     """`session`'s head behind the interface of DraftModel."""
 
-    starts_idle = False
     features: TargetFeatures
     _session: LentSession
 

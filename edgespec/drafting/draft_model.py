@@ -50,8 +50,6 @@ class DraftModel:
     acceptance, never exactness.
     """
 
-    starts_idle = True
-    """Whether prefill costs enough to wait until the first steps show that it pays."""
     temperature_ratio = 1.0
     """Its temperature over the target's, where tokens are sampled."""
     features: TargetFeatures | None = None

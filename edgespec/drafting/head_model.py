@@ -15,7 +15,6 @@ read again, in the same pass as the token that begins the next draft.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,11 +24,9 @@ import numpy as np
 
 from edgespec.decoding.features import KEPT, TargetFeatures
 from edgespec.decoding.session import Features, Forward, ForwardResult, Inputs, n_common
-from edgespec.drafting.answer_lengths import CAUTION
 from edgespec.drafting.draft_model import WindowedModel
-from edgespec.drafting.expected_gain import gain_if_all_draft
-from edgespec.drafting.learned_costs import LearnedCosts
-from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.pace import ANSWER_TOKENS, Pace
+from edgespec.drafting.profile import Clocks
 from edgespec.llama.head_file import Fusion, HeadFile
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -42,46 +39,42 @@ _STATES_OWN = (KEPT, 64)
 # with that of its last token, which edgespec's kernels leave for nothing (docs/measurements/drafts.md).
 _STATES_SHARE, _STATES_SHARE_AFTER_LAST = 0.12, 0.05
 _PASS_SHARE = 0.5  # of T(1), what dividing the prompt into one more pass costs
+_SMALL = 0.02  # share of reading the prompt, below which the price is compared with the gain alone
+_CAUTION = 3.0  # weight of their price over what they save: never slower comes before faster
 _TEMPERATURE_RATIO = 0.5  # a head hardly knows how sure the target is; bench/draft_temperature.py counts it
 
 
 def states_worth(
-    scheduler: Scheduler, target: Model, n_unread: int, n_predict: int | None, *, n_requests: int = 1
+    pace: Pace, target: Model, n_unread: int, n_predict: int | None, *, n_requests: int = 1
 ) -> int:
     """Return for how many of a prompt's last tokens the target's hidden states are worth their cost.
 
-    `n_unread` tokens of the prompt are to be read after those that are known, at most `n_predict` follow. For
-    a short prompt the price is high, and it is paid before the answer begins. So the states are left out
-    where a short answer is likely enough; the head then begins with the answer. They are also left out where
-    `n_requests` share the passes and drafting for all of them alike would not pay.
+    `n_unread` tokens of the prompt are to be read after those that are known, at most `n_predict` follow. The
+    price is paid before the answer begins, so the states are left out where a usual answer would not gain
+    clearly more and the price is no small part of reading the prompt, or where `n_requests` share the passes
+    and drafting for all of them would not pay. The head then begins with the answer.
     """
-    learned = scheduler.learned
     sizes = _STATES if target.hidden_states.all_logits else _STATES_OWN
-    if scheduler.needs_model:
+    if pace.needs_model:
         return min(sizes[0], n_unread)
-    if learned.draft is None:
+    if pace.costs.draft is None:
         return 0
-    most = math.inf if n_predict is None else n_predict
-    n_known = scheduler.n_known
-    shared = gain_if_all_draft(learned, n_known + n_unread, n_requests)
-    plain, best = shared.verify[1], shared.best_model_rate()
+    plain, speedup = pace.speedup(pace.n_known + n_unread, n_requests)
     share = _STATES_SHARE_AFTER_LAST if target.leaves_last_states else _STATES_SHARE
-    saved = share * max(0.0, plain - 1.0 / best)
-    spent = learned.target.read(n_unread, n_known)
+    saved = share * plain * max(0.0, 1.0 - 1.0 / speedup)
+    if not saved:
+        return 0
+    small = _SMALL * pace.costs.target.read(n_unread, pace.n_known)
+    n_tokens = min(n_predict or ANSWER_TOKENS, 2 * ANSWER_TOKENS)
     for n in sizes:
         n_wanted = min(n, n_unread)
-        price = _price_of_states(learned, target, n_wanted, plain if n_wanted < n_unread else 0.0)
-        gained = 0.0  # as a share of what the whole answer costs, as its reader feels it
-        for length, chance in scheduler.lengths.after(1):
-            n_tokens = min(length, most)
-            gain = n_tokens * saved - price
-            gained += chance * (gain if gain > 0.0 else CAUTION * gain) / (spent + n_tokens * plain)
-        if gained > 0.0:
+        price = _price_of_states(pace.costs, target, n_wanted, plain if n_wanted < n_unread else 0.0)
+        if saved * n_tokens > (price if price < small else _CAUTION * price):
             return n_wanted
     return 0
 
 
-def _price_of_states(learned: LearnedCosts, target: Model, n: int, one: float) -> float:
+def _price_of_states(costs: Clocks, target: Model, n: int, one: float) -> float:
     """Return the cost of the hidden states of `n` tokens of a prompt.
 
     Mostly they need their own pass (`one`: the cost of one over a single token, or 0), and the library
@@ -89,11 +82,11 @@ def _price_of_states(learned: LearnedCosts, target: Model, n: int, one: float) -
     A head in the target's file reads as many tokens.
     """
     if not target.hidden_states.all_logits:
-        return learned.draft.read(n, 0) if learned.draft else 0.0
+        return costs.draft.read(n, 0) if costs.draft else 0.0
     price = _PASS_SHARE * one
     if not target.uses_kernels:
         n_output = target.n_vocab * target.n_embd
-        price += n * learned.target.read(512, 0) / 512 * n_output / (target.n_params - n_output)
+        price += n * costs.target.read(512, 0) / 512 * n_output / (target.n_params - n_output)
     return price
 
 
@@ -104,7 +97,6 @@ class HeadModel(WindowedModel):
     after a gap in them: that costs acceptance, never exactness.
     """
 
-    starts_idle = False
     features: TargetFeatures
 
     def __init__(

@@ -29,6 +29,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -47,10 +48,9 @@ from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.passes import order
 from edgespec.decoding.session import TokenView
 from edgespec.decoding.tree import Tree, TreeNode
-from edgespec.drafting.online_curve import OnlineCurve
-from edgespec.drafting.predictor import AcceptanceTable
-from edgespec.drafting.profile import N_MAX
-from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.acceptance import AcceptanceTable
+from edgespec.drafting.pace import ANSWER_TOKENS, Pace
+from edgespec.drafting.profile import N_MAX, PassCosts
 from edgespec.errors import UsageError
 from edgespec.platform.plugins import PluginError, guarded, offered, traced
 
@@ -277,19 +277,25 @@ class DrafterCosts:
             self.accepted.learn(len(path), 0, 0.0)
 
 
-class SourcePace:
-    """Says in each step how many tokens to ask of a drafter for one text: by the scheduler's rule."""
+def record_of(records: dict[object, Any], drafter: NamedDrafter) -> DrafterCosts:
+    """Return what is known of a user's drafter, which learns on; `records` are those of an engine."""
+    found: DrafterCosts = records.setdefault((drafter.name, id(drafter.make)), DrafterCosts())
+    return found
 
-    def __init__(self, record: DrafterCosts, scheduler: Scheduler, clock: OnlineCurve) -> None:
-        """Decide by what `record` and `scheduler` know; `clock` is told of the target's passes."""
-        self.record, self.scheduler, self._clock = record, scheduler, clock
+
+class SourcePace:
+    """Says in each step how many tokens to ask of a drafter for one text: by the rule of pace.py."""
+
+    def __init__(self, record: DrafterCosts, pace: Pace, clock: PassCosts) -> None:
+        """Decide by what `record` and `pace` know; `clock` is told of the target's passes."""
+        self.record, self.pace, self._clock = record, pace, clock
         self.n_steps = self.n_rested = 0
         self._n_past, self._n_pending = 0, 1
 
     def begin(self, n_past: int, n_predict: int | None) -> None:
         """Start on a text of at most `n_predict` tokens after `n_past`."""
         self.record.begin()
-        self.scheduler.begin(n_past, n_predict)
+        self.pace.begin(n_past, n_predict)
 
     def room(self, room: int, n_past: int, n_pending: int, *, to_come: float | None) -> int:
         """Return how many of at most `room` tokens to ask for after `n_past`; 0: the drafter rests.
@@ -297,16 +303,18 @@ class SourcePace:
         `to_come`: tokens that the answer is expected to have yet, where the drafter has not begun on it; else
         None. One that rests is asked again from time to time, for a small share of the time.
         """
-        scheduler, record = self.scheduler, self.record
-        scheduler.start_step(n_past, n_pending=n_pending)
+        pace, record = self.pace, self.record
+        pace.start_step(n_past, n_pending=n_pending)
         self._n_past, self._n_pending = n_past, n_pending
         cost = (record.draft_s or 0.0) + (record.begin_s / max(1.0, to_come) if to_come is not None else 0.0)
-        chances = [(record.offered.chance(i, 0), record.accepted.chance(i, 0)) for i in range(room)]
-        n = 0 if scheduler.rests else scheduler.n_to_ask(chances, cost)
-        if record.is_new and scheduler.rate * cost < 1.0:
+        offered, accepted = (
+            [table.chance(i, 0) for i in range(room)] for table in (record.offered, record.accepted)
+        )
+        n = 0 if pace.rests else pace.best_length(1.0, 0, accepted, offered=offered, cost=cost)[0]
+        if record.is_new and pace.rate * cost < 1.0:
             n = max(n, min(room, 1))  # else nobody would know what it can
-        if room and not n and not scheduler.rests:
-            n = int(scheduler.pay_for_try((record.draft_s or 0.0) + (to_come is not None) * record.begin_s))
+        if room and not n and not pace.rests:
+            n = int(pace.can_try((record.draft_s or 0.0) + (to_come is not None) * record.begin_s))
         self.n_steps += 1
         self.n_rested += not n
         return n
@@ -316,7 +324,9 @@ class SourcePace:
         n_own = self._n_pending + n_drafted
         if outcome.n_evaluated <= n_own <= N_MAX:  # else the batcher, which knows what was in it, does
             self._clock.observe(n_own, self._n_past, outcome.verify_s)
-        self.scheduler.learn(len(outcome.emitted), draft_s + outcome.verify_s, n_drafted, ())
+        self.pace.learn(
+            len(outcome.emitted), draft_s + outcome.verify_s, n_drafted, [(1, 0)] if draft_s else ()
+        )
 
     def note(self) -> str:
         """Say how often the drafter rested, and why; "" where it never did."""
@@ -398,9 +408,10 @@ class PluginDrafter:
         """Return how many tokens are expected to come, where the object is still to be made."""
         if self._made is not None or not self._pace:
             return None
-        n = len(self._tokens) - len(self._prompt)
-        to_come = self._pace.scheduler.lengths.to_come(n)
-        return to_come if self._n_predict is None else min(to_come, self._n_predict - n)
+        n_left = (
+            math.inf if self._n_predict is None else self._n_predict + len(self._prompt) - len(self._tokens)
+        )
+        return min(ANSWER_TOKENS, n_left)
 
     def _ask_for_tree(self, room: int, position: Position) -> Tree:
         """Ask the object, and make it before if there is none. Raises PluginError."""
@@ -456,7 +467,7 @@ class PluginDrafter:
 
     def plain_rate(self) -> float | None:
         """Return the tokens a second that plain decoding is expected to make now; None: not known."""
-        return self._pace.scheduler.plain_rate() if self._pace else None
+        return self._pace.pace.plain_rate() if self._pace else None
 
     def note(self) -> str:
         """Say in one sentence what was drafted, and what failed."""

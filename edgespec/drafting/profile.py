@@ -6,7 +6,7 @@
 
 A curve is T(n): the cost of one pass over n tokens with all their logits, at two lengths of context; between
 them it is interpolated, beyond them extended. A run starts from the stored curve, or from a guess out of the
-file's size, and `PassCosts` (pace.py) moves it with every pass that is timed.
+file's size, and `PassCosts` moves it with every pass that is timed.
 
 A file in `profiles` is named after the models and a hash of its key: all that the figures depend on. Nothing
 here is needed: where the directory cannot be written, every run begins with a guess.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.errors import UsageError, describe_os_error
@@ -115,6 +117,126 @@ def interpolated(known: dict[int, float]) -> list[float]:
         share = (n - left[0]) / (right[0] - left[0])
         values.append(left[1] + (right[1] - left[1]) * share)
     return values
+
+
+# ---- as passes of a run move them ----
+
+_GAIN = 0.25  # of an error, by which T(n) moves with a pass over n tokens
+_TRUSTED = 0.3  # of its logarithm: no pass counts for more, lest one beside a busy process spoil the curve
+_COMMON, _NEAR, _REACH = 0.3, 0.4, 1.5  # of that: shared by all n; by those near, in square roots of n
+_SCALING = 4  # passes that a guess takes its scale from
+_MOST = math.log(2.0)  # that it rises in one of these
+_READ = 0.3  # weight of a prompt in the mean of what reading costs
+_TIMED = 8  # passes over one token after which T(1) is known
+
+_ROOTS = np.sqrt(np.arange(1, N_MAX + 1))
+_ALIKE = _COMMON + _NEAR * np.exp(-np.abs(_ROOTS[:, None] - _ROOTS) / _REACH)
+_ALIKE += (1.0 - _COMMON - _NEAR) * np.eye(N_MAX)
+
+
+class PassCosts:
+    """T(n) of one model, moved by every pass that is timed.
+
+    A mean of the logarithm of (what a pass takes now / what the curve says) for each n, which share a scale:
+    a pass over n tokens tells most of that n, less of others. One more number says what the context adds.
+    """
+
+    def __init__(self, curve: CostCurve, *, guessed: bool = False, unsure: bool = False) -> None:
+        """Start from `curve`; a `guessed` one takes its scale from the first passes.
+
+        `unsure`: it was not measured, or on a busy machine. A guess is always unsure.
+        """
+        self._curve = curve
+        self._near, far = (np.array(side) for side in curve.passes)
+        self._growth = far - self._near
+        self._logs = np.zeros(N_MAX)
+        self._log_growth = self._log_read = 0.0
+        self._n_scaling = _SCALING if guessed else 0
+        self._unread = guessed
+        self._n_plain = 0 if guessed or unsure else _TIMED
+        self.n_observed = 0
+
+    def _before(self, n_past: int) -> tuple[np.ndarray, np.ndarray]:
+        """T(1) .. T(N_MAX) by the curve and the context alone, and what of it the context adds."""
+        share = max((n_past - CONTEXTS[0]) / (CONTEXTS[1] - CONTEXTS[0]), -CONTEXTS[0] / CONTEXTS[1])
+        added = math.exp(self._log_growth) * share * self._growth
+        return np.maximum(self._near + added, 0.5 * self._near), added
+
+    def at(self, n_past: int) -> list[float]:
+        """Return T(0) .. T(N_MAX) after `n_past` tokens."""
+        costs: list[float] = (self._before(n_past)[0] * np.exp(self._logs)).tolist()
+        # While all steps draft none is over one token: what was known of those may be from a slower hour.
+        return [0.0, min(costs), *costs[1:]]
+
+    def seconds(self, n: int, n_past: int) -> float:
+        """Return T(n) after `n_past` tokens, for any n."""
+        return extended(self.at(n_past), [n])[0]
+
+    def read(self, n_tokens: int, n_past: int) -> float:
+        """Return the seconds of prefilling `n_tokens` into a cache of `n_past`, without logits."""
+        if n_tokens < N_MAX:
+            return self.at(n_past)[n_tokens]
+        return self._read(n_tokens, n_past) * math.exp(self._log_read)
+
+    def _read(self, n_tokens: int, n_past: int) -> float:
+        """The same before any was timed; the curve's own figure is of reading up to its longer context."""
+        longer, usual = (self._before(n)[1][-1] for n in (n_past + n_tokens // 2, CONTEXTS[1] // 2))
+        read = self._curve.read
+        return n_tokens * max(read + float(longer - usual) / N_MAX, read * 0.5)
+
+    def observe(self, n: int, n_past: int, seconds: float) -> None:
+        """Learn that a pass over `n` <= N_MAX tokens after `n_past` took `seconds`."""
+        self.n_observed += 1
+        self._n_plain += n == 1
+        costs, added = self._before(n_past)
+        error = math.log(max(seconds, 1e-9) / costs[n - 1]) - float(self._logs[n - 1])
+        if self._n_scaling:
+            # The very first pass of a small model may take 20 times as long as the next: if it were believed,
+            # there would be no next. So a guess rises in steps, and falls to what was really seen.
+            self._n_scaling -= 1
+            self._logs += min(_MOST, error)
+            return
+        error = _GAIN * max(-_TRUSTED, min(_TRUSTED, error))
+        grown = max(0.0, float(added[n - 1] / costs[n - 1]))
+        self._logs += (1.0 - grown) * error * _ALIKE[n - 1]
+        self._log_growth += 2.0 * grown * error
+
+    def observe_read(self, n_tokens: int, n_past: int, seconds: float) -> None:
+        """Learn that `n_tokens` of a prompt were prefilled after `n_past` in `seconds`."""
+        if n_tokens >= N_MAX:
+            error = math.log(max(seconds, 1e-9) / self._read(n_tokens, n_past)) - self._log_read
+            self._log_read += error if self._unread else _READ * error
+            self._unread = False
+
+    @property
+    def knows_plain(self) -> bool:
+        """Whether T(1) was measured, or timed in some passes, and is no guess."""
+        return self._n_plain >= _TIMED
+
+    def curve(self) -> CostCurve:
+        """Return the curve as it is known now."""
+        far = self._near + math.exp(self._log_growth) * self._growth
+        near, far = (tuple((side * np.exp(self._logs)).tolist()) for side in (self._near, far))
+        return CostCurve((near, far), self._curve.read * math.exp(self._log_read))
+
+
+def extended(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    """Return T(n) for each n of `sizes`, by T(0) .. T(N_MAX); beyond, T grows as in its upper half."""
+    end = len(costs) - 1
+    slope = max(0.0, (costs[end] - costs[end // 2]) / (end - end // 2))
+    return [costs[n] if n <= end else costs[end] + slope * (n - end) for n in sizes]
+
+
+def alike(costs: Sequence[float], n: int) -> list[float]:
+    """Return each one's share S(0) .. S(N_MAX) of passes that `n` texts make with as many tokens each."""
+    return [cost / n for cost in extended(costs, range(0, n * N_MAX + 1, n))]
+
+
+class Clocks(NamedTuple):
+    """Costs of the target's and the draft model's passes, in seconds; told of every pass."""
+
+    target: PassCosts
+    draft: PassCosts | None
 
 
 # ---- what a file holds ----

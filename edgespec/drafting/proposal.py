@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edgespec.decoding.drafter import DraftOutcome
 from edgespec.decoding.tree import Source, Tree, TreeNode
-from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.acceptance import AcceptanceTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +128,16 @@ class DraftStep:
     verify_s: float
 
 
-def learn_step(predictor: Predictor, proposal: Proposal, outcome: DraftOutcome) -> None:
-    """Count the outcome of `proposal` in the predictor's tables."""
+def learn_step(acceptance: AcceptanceTables, proposal: Proposal, outcome: DraftOutcome) -> None:
+    """Count the outcome of `proposal` in the tables of acceptance."""
     n_right = proposal.n_right(outcome.emitted)
-    _learn_offers(predictor, proposal.offers, n_right, outcome.emitted)
-    _learn_others(predictor, proposal.others, n_right, outcome.emitted)
-    _learn_tree(predictor, proposal.tree, outcome)
+    _learn_offers(acceptance, proposal.offers, n_right, outcome.emitted)
+    _learn_others(acceptance, proposal.others, n_right, outcome.emitted)
+    _learn_tree(acceptance, proposal.tree, outcome)
 
 
 def _learn_offers(
-    predictor: Predictor, offers: Sequence[SuffixOffer], n_trunk: int, emitted: Sequence[int]
+    acceptance: AcceptanceTables, offers: Sequence[SuffixOffer], n_trunk: int, emitted: Sequence[int]
 ) -> None:
     """Learn from the suffix store's offers along a trunk, `n_trunk` tokens of which were emitted.
 
@@ -150,13 +150,16 @@ def _learn_offers(
             range(offer.at, len(emitted)), offer.tokens, offer.buckets, strict=False
         ):
             right = emitted[depth] == token
-            predictor.learn_offered(depth, bucket, right)
+            acceptance.learn_offered(depth, bucket, right)
             if not right:
                 break
 
 
 def _learn_others(
-    predictor: Predictor, others: Sequence[Sequence[tuple[int, int]]], n_trunk: int, emitted: Sequence[int]
+    acceptance: AcceptanceTables,
+    others: Sequence[Sequence[tuple[int, int]]],
+    n_trunk: int,
+    emitted: Sequence[int],
 ) -> None:
     """Learn from the draft model's likeliest tokens at each position of a trunk: (token, bucket).
 
@@ -164,10 +167,10 @@ def _learn_others(
     """
     for depth, likeliest in enumerate(others[: min(n_trunk + 1, len(emitted))]):
         for token, bucket in likeliest:
-            predictor.other.learn(depth, bucket, emitted[depth] == token)
+            acceptance.other.learn(depth, bucket, emitted[depth] == token)
 
 
-def _learn_tree(predictor: Predictor, tree: Tree, outcome: DraftOutcome) -> None:
+def _learn_tree(acceptance: AcceptanceTables, tree: Tree, outcome: DraftOutcome) -> None:
     """Learn from the draft model's tokens that were judged: children of the root and of accepted nodes."""
     judged = {i: (p, q) for i, p, q in outcome.judged}
     at = -1
@@ -179,14 +182,14 @@ def _learn_tree(predictor: Predictor, tree: Tree, outcome: DraftOutcome) -> None
                 continue
             label = float(i == kept)
             if node.source == "sampled" and i != below[0]:
-                predictor.second.learn(depth, node.bucket, label)
+                acceptance.second.learn(depth, node.bucket, label)
             elif node.source == "sampled" or node.is_top:
                 if i in judged:
                     p, q = judged[i]
                     label = min(1.0, p / q)
                     if node.is_top and node.source == "sampled":  # what the point mass would have got
-                        predictor.argmax.learn(depth, node.bucket, p)
-                table = predictor.sampled if node.source == "sampled" else predictor.argmax
+                        acceptance.argmax.learn(depth, node.bucket, p)
+                table = acceptance.sampled if node.source == "sampled" else acceptance.argmax
                 table.learn(depth, node.bucket, label)
-                predictor.next.learn(depth, node.next_bucket, label)
+                acceptance.next.learn(depth, node.next_bucket, label)
         at = kept

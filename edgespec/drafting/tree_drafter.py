@@ -5,7 +5,7 @@
     staged   the draft model checks the store's tokens in one pass and adds one of its own: its tokens at a
              fraction of the passes (staged speculative decoding, arXiv 2308.04623)
 
-First the trunk: the scheduler says at its end what comes next. A guess that the draft model checks does not
+First the trunk: the pace says at its end what comes next. A guess that the draft model checks does not
 change what it proposes. Each of its tokens is drawn from its own distribution; a guess only decides whether
 the distribution after it is already there.
 
@@ -25,7 +25,6 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from edgespec import _core
 from edgespec.decoding.drafter import DraftOutcome, Position
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
@@ -38,16 +37,12 @@ from edgespec.decoding.session import (
     is_one_pass,
 )
 from edgespec.decoding.tree import Source, Tree, TreeNode
+from edgespec.drafting.acceptance import AcceptanceTables, bucket_of
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.expected_gain import MAX_UNREAD
-from edgespec.drafting.online_curve import OnlineCurve, PassCurves
-from edgespec.drafting.policy import DraftAction, ModelAction, SuffixAction
-from edgespec.drafting.predictor import Predictor, bucket_of
-from edgespec.drafting.profile import N_MAX
+from edgespec.drafting.pace import MAX_UNREAD, ModelAction, Pace, SuffixAction
+from edgespec.drafting.profile import N_MAX, Clocks, PassCosts
 from edgespec.drafting.proposal import DraftStep, Proposal, SuffixOffer, learn_step
 from edgespec.drafting.rejections import PlacesOfText
-from edgespec.drafting.scheduler import Scheduler
-from edgespec.drafting.shared_decision import Bid
 from edgespec.drafting.suffix import Document, SuffixDrafts, n_before_answer
 from edgespec.errors import EdgespecError
 from edgespec.platform.messages import MessageFn, silent
@@ -78,16 +73,16 @@ class ModelSource:
     def __init__(
         self,
         model: DraftModel,
-        scheduler: Scheduler,
+        pace: Pace,
         *,
-        clock: OnlineCurve | None,
+        clock: PassCosts | None,
         is_eog: Callable[[int], bool],
         constraint: Constraint | None,
     ) -> None:
-        """Propose tokens of `model` that `scheduler` and `constraint` allow; `clock` times its passes."""
+        """Propose tokens of `model` that `pace` and `constraint` allow; `clock` times its passes."""
         self._model = model
-        self._scheduler = scheduler
-        self._predictor = scheduler.learned.predictor
+        self._pace = pace
+        self._acceptance = pace.acceptance
         self._clock = clock
         self._is_eog = is_eog
         self._constraint = constraint
@@ -153,9 +148,9 @@ class ModelSource:
         likeliest = sampler.likeliest(row, _LIKELIEST, ids)
         bucket = bucket_of(likeliest[0][1] if confidence is None else confidence)
         place = _Place(proposal.depth, proposal.path, bucket)
-        table = self._predictor.sampled if may_sample else self._predictor.argmax
+        table = self._acceptance.sampled if may_sample else self._acceptance.argmax
         chance = table.chance(place.depth, place.bucket)
-        if proposal.n_left <= 0 or not self._scheduler.keeps(
+        if proposal.n_left <= 0 or not self._pace.keeps(
             place.path * chance, place.depth, place.bucket, chance=chance
         ):
             return False
@@ -189,14 +184,14 @@ class ModelSource:
 
     def _n_siblings(self, place: _Place, proposal: Proposal) -> int:
         """Return how many more tokens to sample at the position of the trunk's next one."""
-        if not self._scheduler.policy.siblings:
+        if not self._pace.policy.siblings:
             return 0
-        chance = self._predictor.second.chance(place.depth, place.bucket)
+        chance = self._acceptance.second.chance(place.depth, place.bucket)
         n = 0
         while (
             n + 1 < _MOST_SIBLINGS
             and n + 1 < proposal.n_left
-            and self._scheduler.branches(place.path * chance, place.depth + 1 + n)
+            and self._pace.branches(place.path * chance, place.depth + 1 + n)
         ):
             n += 1
             chance *= _FEWER
@@ -205,7 +200,7 @@ class ModelSource:
     def _draw_siblings(self, n: int, place: _Place, proposal: Proposal, position: Position) -> None:
         """Sample `n` alternatives to the trunk's last token, each without those before it."""
         last = proposal.trunk[-1]
-        chance = self._predictor.second.chance(place.depth, place.bucket)
+        chance = self._acceptance.second.chance(place.depth, place.bucket)
         for _ in range(n):
             slot = proposal.n_slots
             try:
@@ -229,9 +224,9 @@ class ModelSource:
             proposal.others.append([])  # of positions that the suffix store filled
         proposal.others.append(others)
         for token, bucket in others:
-            chance = self._predictor.other.chance(depth, bucket)
+            chance = self._acceptance.other.chance(depth, bucket)
             path = place.path * chance
-            if self._scheduler.branches(path, depth + 1):
+            if self._pace.branches(path, depth + 1):
                 proposal.branches.append(
                     TreeNode(depth - 1, token, "argmax", path, -1, chance, bucket, is_top=False)
                 )
@@ -253,14 +248,14 @@ class SuffixSource:
     def __init__(
         self,
         document: Document,
-        predictor: Predictor,
+        acceptance: AcceptanceTables,
         *,
         is_eog: Callable[[int], bool],
         constraint: Constraint | None,
     ) -> None:
-        """Offer continuations of `document` that `constraint` allows; `predictor` has the acceptances."""
+        """Offer continuations of `document` that `constraint` allows; `acceptance` has the acceptances."""
         self._document = document
-        self._predictor = predictor
+        self._acceptance = acceptance
         self._is_eog = is_eog
         self._constraint = constraint
 
@@ -279,7 +274,7 @@ class SuffixSource:
             n = self._constraint.fitting(drafted, tokens)
             tokens, probabilities = tokens[:n], probabilities[:n]
         buckets = [bucket_of(p) for p in probabilities]
-        chance = self._predictor.offered
+        chance = self._acceptance.offered
         chances = [chance(depth, bucket) for depth, bucket in enumerate(buckets, len(drafted))]
         offer = SuffixOffer(len(drafted), tokens, buckets, chances)
         proposal.offers.append(offer)
@@ -308,7 +303,7 @@ class SuffixSource:
             place.append(len(nodes))
             depth = depths[parent] + 1 if parent >= 0 else 0
             bucket = bucket_of(probability)
-            chance = min(self._predictor.offered(depth, bucket), left[parent])
+            chance = min(self._acceptance.offered(depth, bucket), left[parent])
             left[parent] -= chance
             left.insert(-1, 1.0)
             path = chance * (nodes[parent].path if parent >= 0 else 1.0)
@@ -329,8 +324,6 @@ class TreeDrafter:
     `draft_together`; `draft` returns what was drafted so.
     """
 
-    bid: Bid | None = None
-    """The decision that the draft waits for."""
     forward: Forward | None = None
     """The draft model's pass that it waits for."""
     error: Exception | None = None
@@ -343,22 +336,22 @@ class TreeDrafter:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        pace: Pace,
         *,
         suffix: SuffixDrafts | None,
         model: DraftModel | None,
         is_eog: Callable[[int], bool],
-        clocks: PassCurves,
+        clocks: Clocks,
         on_step: Callable[[DraftStep], None] | None = None,
         constraint: Constraint | None = None,
     ) -> None:
-        """Propose from `suffix` and `model` what `scheduler` chooses.
+        """Propose from `suffix` and `model` what `pace` chooses.
 
         `clocks` are told of every pass that is timed, `on_step` of every step. Only what `constraint` allows
         is proposed; it follows the sequence.
         """
-        self.scheduler = scheduler
-        policy = scheduler.policy
+        self.pace = pace
+        policy = pace.policy
         is_eog = lru_cache(maxsize=4096)(is_eog)
         self._is_eog = is_eog
         self._suffix = suffix if policy.suffix or policy.staged else None
@@ -366,14 +359,13 @@ class TreeDrafter:
         self._target_clock, self.draft_clock = clocks
         self._suffix_source: SuffixSource | None = None  # once a sequence has begun
         self._model_source = (
-            ModelSource(self._model, scheduler, clock=self.draft_clock, is_eog=is_eog, constraint=constraint)
+            ModelSource(self._model, pace, clock=self.draft_clock, is_eog=is_eog, constraint=constraint)
             if self._model
             else None
         )
-        self._sleep = Activation(scheduler, self._model, self.draft_clock) if self._model else None
         self._on_step = on_step
         self._constraint = constraint
-        self.n_max = scheduler.n_max
+        self.n_max = pace.n_max
         self._sampled = False
         self._n_pending = 1  # tokens that are always in the target's next pass
         self._proposal = Proposal(0, 0)
@@ -381,7 +373,6 @@ class TreeDrafter:
         self._tokens: Sequence[int] = ()  # it follows these
         self._position: Position
         self._offer: SuffixOffer  # of the suffix store at the trunk's end
-        self._has_run = False  # the draft model, just before
         self._totals: dict[Source, tuple[int, int]] = {}
         self._n_passes = 0
 
@@ -390,15 +381,16 @@ class TreeDrafter:
         self._sampled = sampled
         self._n_pending = 1
         self._started = 0.0
-        self.scheduler.begin(len(tokens), n_predict)
+        self.pace.begin(len(tokens), n_predict)
         with self._guarded():  # first: where it is interrupted, all of this comes again
-            if self._sleep:
-                self._sleep.begin(tokens)
-                self._sleep.activate(tokens)
+            if self._model:
+                self._model.begin(tokens)
+                if self.pace.needs_model and self._model.follows(len(tokens)):
+                    self._read(self._model, tokens)
         if self._suffix:
             self._suffix_source = SuffixSource(
                 self._suffix.document(tokens, n_silent=n_before_answer(tokens, self._is_eog)),
-                self.scheduler.learned.predictor,
+                self.pace.acceptance,
                 is_eog=self._is_eog,
                 constraint=self._constraint,
             )
@@ -414,15 +406,15 @@ class TreeDrafter:
 
     def lose_model(self, error: Exception) -> None:
         """Go on without the draft model, which failed: what it drafted stays, and no more comes of it."""
-        self._model = self._model_source = self._sleep = None
-        self.bid = self.forward = None
+        self._model = self._model_source = None
+        self.forward = None
         what = " ".join(f"{error}".split()) or type(error).__name__
         self._failed = f"the draft failed: {what}; the text went on without it"
         self.on_message(self._failed)
         drafted = self._proposal.drafted
         if self.is_drafting and not (drafted and self._is_eog(drafted[-1])):
-            self._offer, self._has_run = self._ask_store(self._proposal), False
-            self._next_bid()
+            self._offer = self._ask_store(self._proposal)
+            self._decide()
 
     @property
     def n_draft_held(self) -> int:
@@ -448,7 +440,7 @@ class TreeDrafter:
             raise self.error
         proposal = self._proposal
         if not self._rests:
-            proposal.rate = self.scheduler.rate
+            proposal.rate = self.pace.rate
             self._compile(proposal)
         proposal.draft_s = time.perf_counter() - self._started
         self._started = 0.0
@@ -456,7 +448,7 @@ class TreeDrafter:
 
     @property
     def _rests(self) -> bool:
-        if not self.scheduler.rests:
+        if not self.pace.rests:
             return False
         return not (self._constraint and self._constraint.may_force)  # what is forced costs nothing to guess
 
@@ -464,10 +456,10 @@ class TreeDrafter:
         """Start the draft that `draft` returns for these arguments, up to its first decision."""
         self._started = time.perf_counter()
         self._tokens, self._position = tokens, position
-        self.bid = self.forward = None
-        scheduler, model = self.scheduler, self._model
+        self.forward = None
+        pace, model = self.pace, self._model
         if self._rests:
-            scheduler.start_step(len(tokens), n_pending=self._n_pending)
+            pace.start_step(len(tokens), n_pending=self._n_pending)
             self._proposal = Proposal(len(tokens), 0)
             return
         room = min(room, self.n_max - self._n_pending + 1)
@@ -475,59 +467,70 @@ class TreeDrafter:
             room = min(room, model.n_ctx // 2 - 1)
         proposal = self._proposal = Proposal(len(tokens), room)
         offer = self._ask_store(proposal)
-        if model and self._sleep:
+        if model:
             with self._guarded():
                 model.make_room(len(tokens) + max(room, 0))
-                proposal.n_prefilled = self._sleep.activate(tokens, position.sampler)
                 proposal.n_unread = model.n_unread(len(tokens))
-        scheduler.start_step(
+        pace.start_step(
             len(tokens), offer.chances, n_draft=model.n_held if model else 0, n_pending=self._n_pending
         )
         if self._model is model:  # else it was lost, and the draft goes on already
-            self._offer, self._has_run = offer, False
-            self._next_bid()
+            self._offer = offer
+            self._decide()
 
     def _ask_store(self, proposal: Proposal) -> SuffixOffer:
         return self._suffix_source.offer(proposal) if self._suffix_source else SuffixOffer(proposal.depth)
 
-    def _next_bid(self) -> None:
-        """Set `bid` to what is to be decided at the trunk's end, if anything."""
-        scheduler, model, proposal = self.scheduler, self._model, self._proposal
+    def _decide(self) -> None:
+        """Add what pays at the trunk's end, up to a pass of the draft model or the draft's end."""
+        model, proposal = self._model, self._proposal
         while proposal.n_left > 0:
             depth = proposal.depth
             if self._take_forced(proposal):
                 if self._is_eog(proposal.drafted[-1]):
                     return
-                self._offer, self._has_run = self._ask_store(proposal), False
+                self._offer = self._ask_store(proposal)
                 continue
-            chances = self._offer.chances
-            if self._has_run:
-                scheduler.learn_follow_up(proposal.path, depth, chances)
             n_all = len(self._tokens) + depth
             n_unread = model.n_unread(n_all) if model and model.follows(n_all) else 0
-            self.bid = Bid(scheduler, proposal.path, depth, n_unread, chances, proposal.bucket)
+            offer = self._offer
+            action = self.pace.next(proposal.path, depth, n_unread, offer.chances, proposal.bucket)
+            if isinstance(action, SuffixAction) and self._suffix_source:
+                self._suffix_source.take(offer, action.n, proposal)
+                self._offer = SuffixOffer(proposal.depth)  # what more there is was offered and not taken
+                if proposal.depth == depth or self._is_eog(proposal.drafted[-1]):
+                    return
+                continue
+            if isinstance(action, ModelAction) and model and n_unread:
+                self._ask_model(model, action)
             return
 
-    def act(self, action: DraftAction) -> None:
-        """Go on as was decided about `bid`, up to the next decision or pass."""
-        bid, self.bid = self.bid, None
-        proposal, offer, model = self._proposal, self._offer, self._model
-        depth = proposal.depth
-        if isinstance(action, SuffixAction) and self._suffix_source:
-            self._suffix_source.take(offer, action.n, proposal)
-            self._offer = SuffixOffer(proposal.depth)  # what more there is was offered and not taken
-            self._has_run = False
-            self._grown(depth)
-        elif isinstance(action, ModelAction) and model and self._model_source and bid and bid.unread:
-            guesses = offer.tokens[: min(action.n_guesses, proposal.n_left - 1)]
-            asked: Forward | ForwardResult | None = None
-            with self._guarded():
+    def _ask_model(self, model: DraftModel, action: ModelAction) -> None:
+        proposal, asked = self._proposal, None
+        guesses = self._offer.tokens[: min(action.n_guesses, proposal.n_left - 1)]
+        tokens = TokenView(self._tokens, proposal.drafted) if proposal.drafted else self._tokens
+        with self._guarded():
+            if action.n_recent:
+                model.skip(len(tokens), action.n_recent)
+            if (n_unread := model.n_unread(len(tokens))) > MAX_UNREAD:
+                self._read(model, tokens)
+                proposal.n_prefilled += n_unread - 1
+            if self._model_source:
                 asked = self._model_source.ask(self._tokens, guesses, proposal)
-            if isinstance(asked, Forward):
-                self.forward = asked
-            elif asked:
-                result = asked
-                self._propose(lambda: result)
+        if isinstance(asked, Forward):
+            self.forward = asked
+        elif asked:
+            result = asked
+            self._propose(lambda: result)
+
+    def _read(self, model: DraftModel, tokens: Sequence[int]) -> None:
+        """Let the draft model read what it has not, but for the last token, which its next pass reads."""
+        model.skip(len(tokens), model.n_ctx // 2)
+        n_unread, started = model.n_unread(len(tokens)) - 1, time.perf_counter()
+        model.read(tokens)
+        if self.draft_clock:
+            n_before = max(0, model.n_held - n_unread)
+            self.draft_clock.observe_read(n_unread, n_before, time.perf_counter() - started)
 
     def read(self, result: ForwardResult | Exception) -> None:
         """Go on with what `forward` gave, or without the model where it failed, up to the next decision."""
@@ -544,12 +547,9 @@ class TreeDrafter:
             if source:
                 source.propose(evaluate(), proposal, self._position, may_sample=self._sampled)
         if self._model_source:  # else it was lost, and the draft goes on already
-            self._offer, self._has_run = self._ask_store(proposal), True
-            self._grown(depth)
-
-    def _grown(self, depth: int) -> None:
-        if self._proposal.depth > depth and not self._is_eog(self._proposal.drafted[-1]):
-            self._next_bid()
+            self._offer = self._ask_store(proposal)
+            if proposal.depth > depth and not self._is_eog(proposal.drafted[-1]):
+                self._decide()
 
     def _take_forced(self, proposal: Proposal) -> bool:
         """Propose tokens that the grammar leaves no choice about, if there are any and they pay."""
@@ -558,7 +558,7 @@ class TreeDrafter:
         tokens = self._constraint.forced_run(proposal.drafted)[: proposal.n_left]
         if not tokens:
             return False
-        n = self.scheduler.n_worthwhile(proposal.path, proposal.depth, [1.0] * len(tokens))
+        n = self.pace.n_worthwhile(proposal.path, proposal.depth, [1.0] * len(tokens))
         for token in tokens[:n]:
             proposal.grow(token, "forced", 1.0, proposal.bucket)
         return n > 0
@@ -569,7 +569,7 @@ class TreeDrafter:
         store = self._store_tree(proposal)
         if not trunk or not (store or proposal.branches):
             return
-        scheduler = self.scheduler
+        pace = self.pace
         drafted = (*trunk, *proposal.branches)
         stages = [(name, tree) for name, tree in (("drafted", drafted), ("store", store)) if tree]
         tree = merge([drafted, store])
@@ -581,14 +581,14 @@ class TreeDrafter:
             stages.append(("fold", tree))
         tree = order(tree)
         stages.append(("order", tree))
-        tree = prune(tree, scheduler.least_price)
+        tree = prune(tree, pace.least_price)
         stages.append(("prune", tree))
-        tree = cut(tree, scheduler.verify_costs, scheduler.rate, proposal.room, scheduler.least_price)
+        tree = cut(tree, pace.verify_costs, pace.rate, proposal.room, pace.least_price)
         stages.append(("cut", tree))
         proposal.stages, proposal.tree = stages, tree
 
     def _store_tree(self, proposal: Proposal) -> Tree:
-        policy = self.scheduler.policy
+        policy = self.pace.policy
         if not (self._suffix_source and proposal.trunk and policy.suffix and policy.branches):
             return ()
         return self._suffix_source.tree() if proposal.offers[0].tokens else ()
@@ -603,7 +603,7 @@ class TreeDrafter:
                 self._model.trim(min(len(tokens) - 1, n_read))
         if self._suffix_source:
             self._suffix_source.extend(emitted)
-        learn_step(self.scheduler.learned.predictor, proposal, outcome)
+        learn_step(self.pace.acceptance, proposal, outcome)
         if self.rejected is not None and proposal.trunk:
             self.rejected.note(proposal, outcome, self._position.sampler)
         n_own = self._n_pending + len(proposal.tree)
@@ -617,14 +617,14 @@ class TreeDrafter:
         self._n_passes += len(proposal.passes)
         proposal.draft_s = proposal.draft_s + time.perf_counter() - started
         spent_s = proposal.draft_s + outcome.verify_s
-        self.scheduler.learn(len(emitted), spent_s, len(proposal.tree), proposal.passes)
+        self.pace.learn(len(emitted), spent_s, len(proposal.tree), proposal.passes)
         if self._on_step:
             self._on_step(self._told(proposal, outcome))
 
     def _told(self, proposal: Proposal, outcome: DraftOutcome) -> DraftStep:
         return DraftStep(
             rate=proposal.rate,
-            unit=self.scheduler.unit,
+            unit=self.pace.unit,
             offered=proposal.offers[0].chances if proposal.offers else [],
             n_unread=proposal.n_unread,
             n_prefilled=proposal.n_prefilled,
@@ -647,13 +647,11 @@ class TreeDrafter:
 
     def plain_rate(self) -> float | None:
         """Return the tokens a second that plain decoding is expected to make now; None: not known."""
-        return self.scheduler.plain_rate()
+        return self.pace.plain_rate()
 
     def note(self) -> str:
         """Say in one sentence what was drafted, or why nothing was."""
-        said = self.scheduler.explain(
-            self.sources(), n_unread=self._proposal.n_unread or 0, has_run=self._n_passes > 0
-        )
+        said = self.pace.explain(self.sources(), has_run=self._n_passes > 0)
         return f"{said}; {self._failed}" if self._failed else said
 
 
@@ -661,24 +659,15 @@ def draft_together(
     drafters: Sequence[TreeDrafter],
     *,
     n_batch: int = 0,
-    decide: Callable[[Sequence[Bid]], Sequence[DraftAction]] | None = None,
 ) -> None:
     """Draft to the end for all `drafters` that were started: passes of their draft model are shared.
 
     `n_batch`: most tokens of a pass that several share. All rows of a pass are read before anything else is
     asked for. An interrupted pass leaves all as they were: a second call goes on.
     """
-    while True:
-        if bids := [(drafter, drafter.bid) for drafter in drafters if drafter.bid]:
-            asked = [bid for _, bid in bids]
-            actions = decide(asked) if decide else [bid.choice() for bid in asked]
-            for (drafter, _), action in zip(bids, actions, strict=True):
-                _go_on(drafter, partial(drafter.act, action))
-        elif passes := [(drafter, drafter.forward) for drafter in drafters if drafter.forward]:
-            for group in _groups(passes, n_batch):
-                _pass_together(group)
-        else:
-            return
+    while passes := [(drafter, drafter.forward) for drafter in drafters if drafter.forward]:
+        for group in _groups(passes, n_batch):
+            _pass_together(group)
 
 
 def _go_on(drafter: TreeDrafter, act: Callable[[], None]) -> None:
@@ -686,7 +675,7 @@ def _go_on(drafter: TreeDrafter, act: Callable[[], None]) -> None:
     try:
         act()
     except Exception as error:  # noqa: BLE001 - raised again by `draft`
-        drafter.bid = drafter.forward = None
+        drafter.forward = None
         drafter.error = error
 
 
@@ -718,80 +707,3 @@ def _groups(
             n_tokens, n_rows = len(forward.tokens), forward.n_outputs
         groups[-1].append((drafter, forward))
     return groups
-
-
-_FEWEST_PROBED, _PROBED = 8, 24  # tokens of the answer that an idle draft model is probed on
-_FIRST_STEPS = 6  # before an idle draft model is considered
-_STEPS_BETWEEN = 3  # two considerations
-
-
-class Activation:
-    """Lets a draft model catch up with the sequence of a generation when that pays; it is idle before."""
-
-    def __init__(self, scheduler: Scheduler, model: DraftModel, clock: OnlineCurve | None) -> None:
-        """Activate `model` when `scheduler` says so; `clock` is told of every pass that is timed."""
-        self._scheduler = scheduler
-        self._model = model
-        self._clock = clock
-        self._steps_left = 0  # before it is considered
-        self._n_prompt = 0
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Start on a sequence: a prompt and the token after it."""
-        self._n_prompt = len(tokens) - 1
-        starts_idle = self._model.starts_idle and not self._scheduler.needs_model
-        self._steps_left = _FIRST_STEPS if starts_idle else 0
-        self._model.begin(tokens)
-
-    def activate(self, tokens: Sequence[int], sampler: _core.Sampler | None = None) -> int:
-        """Let an idle model read what it has not, if that pays or a probe is due; return how many tokens."""
-        model, scheduler = self._model, self._scheduler
-        if not model.follows(len(tokens)):
-            return 0
-        n_unread = model.n_unread(len(tokens))
-        n_read = 0
-        self._steps_left -= 1
-        if self._steps_left <= 0 and n_unread > MAX_UNREAD:
-            self._steps_left = _STEPS_BETWEEN
-            n_read = scheduler.n_to_prefill(n_unread)
-        is_probe = not n_read and sampler is not None and len(tokens) - self._n_prompt > _FEWEST_PROBED
-        if is_probe:
-            n_read = scheduler.n_to_probe(n_unread)
-            if n_read:
-                scheduler.pay_for_probe(n_read)
-        n_read = min(n_read, n_unread, model.n_ctx // 2)
-        if not n_read:
-            return 0
-        if not is_probe and n_unread <= min(n_read + model.n_past, model.n_ctx // 2):
-            n_read = n_unread  # rather than forget what was read
-        started = time.perf_counter()
-        model.skip(len(tokens), n_read)
-        n_probed = min(n_read - 2, len(tokens) - self._n_prompt, _PROBED)
-        if sampler and n_probed > 0:
-            self._probe(tokens, n_probed, sampler)
-        else:
-            model.read(tokens)
-        if self._clock:
-            n_before = model.n_held - n_read
-            self._clock.observe_read(n_read, max(0, n_before), time.perf_counter() - started)
-        if is_probe:
-            self._time_pass(tokens)
-        return n_read
-
-    def _probe(self, tokens: Sequence[int], n_probed: int, sampler: _core.Sampler) -> None:
-        first = len(tokens) - n_probed
-        predictor = self._scheduler.learned.predictor
-        rows = self._model.run(TokenView(tokens, n=first), tokens[first:-1])
-        for row, token in zip(rows, tokens[first:], strict=True):
-            ((likeliest, probability),) = sampler.likeliest(row, 1, self._model.ids)
-            predictor.argmax.learn(0, bucket_of(probability), likeliest == token)
-            predictor.next.learn(0, 0, likeliest == token)
-
-    def _time_pass(self, tokens: Sequence[int]) -> None:
-        """Time one pass: a cost that became too high would keep the model from ever running again."""
-        n_past = self._model.n_held
-        started = time.perf_counter()
-        self._model.run(tokens)
-        if self._clock:
-            self._clock.observe(1, n_past, time.perf_counter() - started, rare=True)
-        self._model.trim(len(tokens) - 1)

@@ -1,7 +1,7 @@
 """Runs several generations together: each pass of a model serves all of them (continuous batching).
 
 A step is one pass of the target, and before it what the requests draft for it: decided for all at once
-(shared_decision.py), with the draft model's passes shared as well. Requests come and go between steps (Yu et
+(pace.py), with the draft model's passes shared as well. Requests come and go between steps (Yu et
 al., Orca, OSDI 2022). Prompts are prefilled in chunks together with the requests that are decoding (Agrawal
 et al., Sarathi, arXiv 2308.16369).
 
@@ -26,11 +26,8 @@ from typing import Any, TypeVar
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.records import Emitted, Step
 from edgespec.decoding.session import Forward, ForwardResult, forward_together, is_one_pass
-from edgespec.drafting.online_curve import PassCurves
-from edgespec.drafting.policy import DraftAction, OtherRequests
-from edgespec.drafting.profile import N_MAX
-from edgespec.drafting.scheduler import Scheduler
-from edgespec.drafting.shared_decision import Bid, PassLoad, SharedPace, decide, is_worth_timing
+from edgespec.drafting.pace import BatchPace, Pace, Writer
+from edgespec.drafting.profile import N_MAX, Clocks
 from edgespec.drafting.tree_drafter import TreeDrafter, draft_together
 from edgespec.llama.sequence_pool import SequencePool
 
@@ -40,7 +37,6 @@ _OLDEST_SHARE = 4  # a quarter of what is prefilled in a pass
 _LEAST_READ = 16  # tokens: one after the other costs more than together
 _FIRST_READ = 128  # tokens of the first pass that only reads
 _READ_S = 0.5  # seconds of a pass that only reads: it can be told how far a prompt is, and others begin
-_LEAST_BETWEEN = 4  # passes between two that go without drafts only to be timed
 
 
 PREFILL_CHUNK = 64
@@ -55,7 +51,7 @@ class BatchedRequest:
     on_made: Callable[[Emitted | Step], None]
     on_end: Callable[[BaseException | None], None]
     """Called when it ends by itself, or with what ended it."""
-    scheduler: Scheduler | None = None
+    pace: Pace | None = None
     """What decides how much is drafted; None for a request that is decoded plainly."""
     is_preempted: bool = False
     is_running: bool = True
@@ -87,15 +83,14 @@ class BatchedRequest:
 class Batcher:
     """Runs requests whose sessions are sequences of one cache."""
 
-    def __init__(self, sequences: SequencePool, clocks: PassCurves) -> None:
+    def __init__(self, sequences: SequencePool, clocks: Clocks) -> None:
         """Run requests in `sequences`; `clocks` say what passes cost, and are told what they took."""
         self.sequences = sequences
         self._cache = sequences.cache
         self._clocks = clocks
         self._requests: list[BatchedRequest] = []  # in the order they came
         self._late: list[BatchedRequest] = []  # left out of the last pass
-        self._pace = SharedPace()
-        self._n_since_timed = _LEAST_BETWEEN  # passes since one went without drafts to be timed
+        self._pace = BatchPace(clocks)
         model = sequences.cache.model
         # Only with edgespec's kernels are the logits the same in passes of any length.
         self._times_reads = model.uses_kernels and not model.keeps_state and model.remote is None
@@ -132,8 +127,7 @@ class Batcher:
         if self.last.n_requests > 1 and not self.last.n_prefilled:
             n_made = sum(len(request.generation.tokens) - n for request, n in writing)
             n_past = sum(n for _, n in writing) // len(writing)
-            plain = self._clocks.target.of(self.last.n_requests, n_past)
-            self._pace.count(self.last.n_requests, n_made, time.perf_counter() - started, plain)
+            self._pace.learn(self.last.n_requests, n_made, time.perf_counter() - started, n_past)
 
     def _resume(self) -> None:
         """Let those that were preempted go on, the first first, where there is room."""
@@ -168,51 +162,14 @@ class Batcher:
                 self._guard(request, partial(_start_draft, drafter, generation))
                 if request.is_running:
                     drafters.append(drafter)
-        draft_together(drafters, n_batch=self._cache.n_batch, decide=self._choices)
+        draft_together(drafters, n_batch=self._cache.n_batch)
 
     def _share(self) -> None:
-        """Tell each scheduler what the others have in the next pass."""
-        n_prefilled = PREFILL_CHUNK if any(request.is_reading for request in self._requests) else 0
-        n_all = sum(request.n_pending for request in self._requests if not request.is_reading) + n_prefilled
-        rates = {
-            id(request): self._rate(request, n_all) for request in self._requests if not request.is_reading
-        }
-        rate = sum(rates.values())
-        for request in self._requests:
-            scheduler = request.scheduler
-            if scheduler and not request.is_reading:
-                shares = len(rates) > 1 and scheduler.chooses_length and not scheduler.learned.in_joules
-                scheduler.rests = shares and self._pace.rests
-                others = OtherRequests()
-                if len(self._requests) > 1:
-                    n_target = n_all - request.n_pending
-                    others = OtherRequests(len(rates) - 1, n_target, rate=rate - rates[id(request)])
-                scheduler.share(others)
-
-    def _rate(self, request: BatchedRequest, n_all: int) -> float:
-        plain = 1.0 / self._clocks.target.of(max(1, n_all), request.n_past)
-        return max(plain, request.scheduler.own_rate) if request.scheduler else plain
-
-    def _choices(self, bids: Sequence[Bid]) -> Sequence[DraftAction]:
-        if len(self._requests) == 1:
-            return [bids[0].choice()]
-        load = self._load()
-        if self._n_since_timed >= _LEAST_BETWEEN and is_worth_timing(bids, load):
-            self._n_since_timed = 0
-            return [None] * len(bids)
-        return decide(bids, load)
-
-    def _load(self) -> PassLoad:
-        """Return what is in the target's next pass so far."""
-        n_tokens = 0
-        for request in self._requests:
-            drafter = request.drafter
-            n_drafted = drafter.n_drafted if drafter and drafter.is_drafting else 0
-            n_tokens += min(request.generation.n_rest + n_drafted, PREFILL_CHUNK)
-        writing = [r for r in self._requests if not r.is_reading and not r.is_preempted]
-        n_past = sum(request.n_past for request in writing) // max(1, len(writing))
-        rate = sum(self._rate(request, n_tokens) for request in writing)
-        return PassLoad(len(writing), n_tokens, n_past, rate)
+        """Tell the pace of each request what the others have in the next pass."""
+        writers = [request for request in self._requests if not request.is_reading]
+        n_prefilled = PREFILL_CHUNK if len(writers) < len(self._requests) else 0
+        shares = [Writer(request.pace, request.n_pending, request.n_past) for request in writers]
+        self._pace.share(shares, n_prefilled)
 
     # ---- the target's pass ----
 
@@ -235,7 +192,6 @@ class Batcher:
         results: Sequence[ForwardResult | Exception],
     ) -> None:
         """Let those go on whose part was in the pass, and learn what it took."""
-        self._n_since_timed += 1
         n_tokens = _n_tokens(parts)
         n_prefilled = _n_tokens([(request, part) for request, part in parts if request.is_reading])
         n_past = sum(part.n_past for _, part in parts) // len(parts)
@@ -246,7 +202,7 @@ class Batcher:
             costs.observe(n_tokens, n_past, seconds)
         share = 1.0  # of the pass's time that is not the prompts'
         if n_prefilled:
-            share = costs.of(max(1, n_tokens - n_prefilled), n_past) / costs.of(n_tokens, n_past)
+            share = costs.seconds(max(1, n_tokens - n_prefilled), n_past) / costs.seconds(n_tokens, n_past)
         if n_prefilled == n_tokens >= PREFILL_CHUNK:
             self._choose_n_read(n_tokens / seconds if seconds else math.inf)
         for (request, _), result in zip(parts, results, strict=True):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.drafting.online_curve import OnlineCurve
-from edgespec.drafting.profile import CONTEXTS, ProfileKey, guessed_curve, load
+from edgespec.drafting.profile import CONTEXTS, PassCosts, ProfileKey, guessed_curve, load
 from edgespec.errors import EdgespecError
 from edgespec.llama.cache_types import SAFE_TYPES, possible_types, with_cache_type
 from edgespec.llama.choices import CacheChoice
@@ -235,4 +234,4 @@ def expected_capacity(
     """
     profile = load(ProfileKey.of(target, draft, kernels=kernels, threads=n_threads))
     curve = profile.target if profile else guessed_curve(target.file_bytes, own_kernels=kernels != STOCK)
-    return choose_capacity(OnlineCurve(curve).at(CONTEXTS[0]), target, draft, demand, available)
+    return choose_capacity(PassCosts(curve).at(CONTEXTS[0]), target, draft, demand, available)

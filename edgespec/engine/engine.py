@@ -16,12 +16,11 @@ from edgespec.decoding.options import OptionKeywords, Options, token_ids
 from edgespec.decoding.records import Provenance, Result
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.head_model import states_worth
-from edgespec.drafting.learned_state import LearnedState
-from edgespec.drafting.plugin import PluginDrafter, SourcePace, UserDrafter, find_drafter
+from edgespec.drafting.pace import Learned, Pace
+from edgespec.drafting.plugin import PluginDrafter, SourcePace, UserDrafter, find_drafter, record_of
 from edgespec.drafting.profile import CONTEXTS
 from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.rejections import PlacesOfText, RejectedPlaces, RejectedText
-from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import EarlierTexts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.engine.batcher import BatchedRequest, Batcher, StepSummary
@@ -59,7 +58,7 @@ class RunningRequest:
     session: Session | None = None
     draft: DraftModel | None = None
     drafter: TreeDrafter | None = None
-    scheduler: Scheduler | None = None
+    pace: Pace | None = None
     rejected: PlacesOfText | None = None
     """Where drafts of it were rejected, if that is kept."""
     batched: BatchedRequest | None = None
@@ -79,7 +78,7 @@ class RequestRunner:
     """Runs the requests under way, and tells their streams."""
 
     def __init__(
-        self, pair: Pair, knowledge: LearnedState, earlier_texts: EarlierTexts, on_message: MessageFn
+        self, pair: Pair, knowledge: Learned, earlier_texts: EarlierTexts, on_message: MessageFn
     ) -> None:
         """Run with `pair`, learn into `knowledge`, draft from `earlier_texts` and add to them.
 
@@ -156,7 +155,7 @@ class RequestRunner:
         stream.on_closed = self._ended
         stream.confirm = partial(self.end_damaged, wait=True)
         if isinstance(loop, Generation) and running.session and self.batcher:
-            running.batched = BatchedRequest(loop, stream.take, stream.end, running.scheduler)
+            running.batched = BatchedRequest(loop, stream.take, stream.end, running.pace)
             self.batcher.add(running.batched)
             stream.advance = self.step
         else:
@@ -227,10 +226,10 @@ class RequestRunner:
                 # Asked when it is read: others may have begun by then, which are to share its passes.
                 n_unread = len(tokens) - n_known
                 features.n_prompt = partial(
-                    self._n_states, running.drafter.scheduler, target.model, n_unread, n_predict
+                    self._n_states, running.drafter.pace, target.model, n_unread, n_predict
                 )
-        if running.scheduler:
-            running.scheduler.n_known = n_known
+        if running.pace:
+            running.pace.n_known = n_known
         return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
 
     def _plugin_drafter(
@@ -252,21 +251,21 @@ class RequestRunner:
             branches=not target.keeps_state,
             on_message=self._on_message,
             pace=SourcePace(
-                self._knowledge.record(plugin), self._scheduler(running), self._knowledge.clocks.target
+                record_of(self._knowledge.records, plugin), self._pace(running), self._knowledge.clocks.target
             ),
             tokenizer=target,
         )
 
-    def _scheduler(self, running: RunningRequest) -> Scheduler:
+    def _pace(self, running: RunningRequest) -> Pace:
         plan = running.plan
-        assert plan.policy  # noqa: S101 - for the type checker: a text without drafts has no scheduler
-        running.scheduler = self._knowledge.scheduler(
-            plan.policy, running.prompt, greedy=plan.options.params.greedy, gamma=plan.options.gamma
+        assert plan.policy  # noqa: S101 - for the type checker: a text without drafts has no pace
+        running.pace = self._knowledge.pace(
+            plan.policy, greedy=plan.options.params.greedy, gamma=plan.options.gamma
         )
-        return running.scheduler
+        return running.pace
 
-    def _n_states(self, scheduler: Scheduler, target: Model, n_unread: int, n_predict: int | None) -> int:
-        return states_worth(scheduler, target, n_unread, n_predict, n_requests=max(1, self.n_running))
+    def _n_states(self, pace: Pace, target: Model, n_unread: int, n_predict: int | None) -> int:
+        return states_worth(pace, target, n_unread, n_predict, n_requests=max(1, self.n_running))
 
     def _drafter(
         self,
@@ -276,7 +275,7 @@ class RequestRunner:
     ) -> TreeDrafter:
         plan = running.plan
         running.drafter = TreeDrafter(
-            self._scheduler(running),
+            self._pace(running),
             suffix=self._earlier_texts.ready(),
             model=model,
             is_eog=plan.options.ends(self._pair.target.is_eog),
@@ -348,9 +347,6 @@ class RequestRunner:
             stream.energy_share = running.shares / running.n_steps
         self._release(running)
         result = stream.result
-        if result.stop_reason in ("eog", "stop", "length"):
-            unfinished = result.stop_reason == "length"
-            self._knowledge.answered(running.prompt, len(result.token_ids), unfinished=unfinished)
         # Earlier turns of a conversation are kept already: keep the new part and a few tokens before it.
         start, tokens = max(0, running.loop.n_known - _LEADING), stream.tokens
         rejected = None
@@ -363,8 +359,8 @@ class RequestRunner:
             self.batcher.sequences.end(running.session)
         if running.draft:
             self._pair.end_draft(running.draft)
-        if running.scheduler:
-            self._knowledge.ended(running.scheduler)
+        if running.pace:
+            self._knowledge.ended(running.pace)
 
 
 # ---- engine ----
@@ -473,13 +469,14 @@ class Engine(Closing):
             self._pair.close()
             raise
 
-    def _learned(self, objective: Objective, *, kept: bool) -> LearnedState:
+    def _learned(self, objective: Objective, *, kept: bool) -> Learned:
         """The knowledge of the pair on this machine; `kept`: from the disk, and stored at the end."""
-        return LearnedState(
+        draft = self._pair.draft
+        return Learned(
             self.target,
-            self._pair.draft,
-            kernels=self.kernels,
-            n_threads=self.n_threads,
+            draft.model,
+            draft_costs=draft.costs,
+            kernels=(self.kernels, self.n_threads),
             objective=objective,
             kept=kept,
             on_message=self._on_message,

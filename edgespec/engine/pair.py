@@ -20,7 +20,7 @@ from edgespec.decoding.thoughts import ThoughtConstraint, ThoughtLimit
 from edgespec.drafting.draft import find_draft
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.draft_search import DraftSearch
-from edgespec.drafting.policy import Policy
+from edgespec.drafting.pace import Policy
 from edgespec.engine.capacity import (
     DRAFT_CELLS,
     DRAFT_SHARE,

@@ -20,12 +20,8 @@ from edgespec.decoding.generate import Generation, logprobs_of
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.records import Step
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.learned_costs import LearnedCosts
-from edgespec.drafting.online_curve import OnlineCurve
-from edgespec.drafting.policy import Policy
-from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.profile import N_MAX, CostCurve, guessed_curve
-from edgespec.drafting.scheduler import FixedLength, Scheduler
+from edgespec.drafting.pace import Policy
+from edgespec.drafting.profile import N_MAX, CostCurve, PassCosts, guessed_curve
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.errors import EdgespecError, UsageError
@@ -37,6 +33,7 @@ from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from reference import filtered_probs
 from tiny_gguf import write_tiny_gguf
+from toy_paces import pace_of, with_gamma
 from toy_sessions import ToySession
 from toy_tasks import task_of
 
@@ -66,8 +63,8 @@ AUTO = Policy()
 
 def chain_of(session, *, gamma=4, policy=MODEL, is_eog=lambda token: False, on_step=None):
     """A drafter over `session`'s model with `gamma` tokens a step."""
-    target, draft = (OnlineCurve(guessed_curve(size, own_kernels=True)) for size in (4_000_000, 1_000_000))
-    chosen = FixedLength(gamma, LearnedCosts(target, draft, Predictor()), policy)
+    target, draft = (PassCosts(guessed_curve(size, own_kernels=True)) for size in (4_000_000, 1_000_000))
+    chosen = pace_of(with_gamma(policy, gamma), (target, draft))
     model = DraftModel(session, n_vocab=session.model.n_vocab) if session else None
     suffix = SuffixDrafts(4096)
     return TreeDrafter(
@@ -500,12 +497,10 @@ def test_the_curves_learn_what_passes_take_and_nothing_else(clock, monkeypatch):
         row[len(prefix) % 7] = 5.0
         return row
 
-    curves = tuple(
-        OnlineCurve(CostCurve(((one,) * N_MAX, (one,) * N_MAX), read=one)) for one in (0.02, 0.005)
-    )
+    curves = tuple(PassCosts(CostCurve(((one,) * N_MAX, (one,) * N_MAX), read=one)) for one in (0.02, 0.005))
     target = ToySession(logits, 8, clock=clock, cost=lambda n: 0.02)
     draft = ToySession(logits, 8, clock=clock, cost=lambda n: 0.005)
-    scheduler = Scheduler(LearnedCosts(*curves, Predictor()), MODEL)
+    scheduler = pace_of(MODEL, curves)
     constraint = Constraint(lambda: Spending(clock), 8, is_eog=lambda _: False)
     model = DraftModel(draft, n_vocab=8)
     drafter = TreeDrafter(

@@ -20,15 +20,12 @@ from edgespec.decoding.generate import Generation
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.learned_costs import LearnedCosts
-from edgespec.drafting.policy import Policy
-from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.pace import Policy
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from reference import filtered_probs
 from toy_models import chi_square_p_value
-from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, cases, curves, soon_drafting
+from toy_paces import POLICIES, FixedPolicy, RandomPace, cases, curves, pace_of, soon_drafting
 from toy_sessions import ToySession
 from toy_tasks import task_of
 
@@ -137,7 +134,7 @@ class Runs:
         self.clock = clock
         self.params, self.rule, self.kind, self.masks_draft = params, rule, kind, masks_draft
         self.clocks = curves()
-        self.scheduler = scheduler(LearnedCosts(*self.clocks, Predictor()), policy or Policy())
+        self.scheduler = scheduler(policy or Policy(), self.clocks)
         self.policy = policy
         self.suffix = SuffixDrafts(1024)
         self.totals = Counter()
@@ -200,7 +197,7 @@ def test_the_expected_sequences_are_all_there_are():
 
 @pytest.mark.parametrize(("name", "rule"), cases(POLICIES))
 def test_every_policy_is_exact(clock, name, rule):
-    scheduler = RandomScheduler if name == "random" else soon_drafting
+    scheduler = RandomPace if name == "random" else soon_drafting
     runs = Runs(clock, PARAMS["warm"], POLICIES.get(name, Policy()), rule, scheduler=scheduler)
     assert p_value(runs, N_RUNS) > 1e-4
     assert sum(runs.totals.values()) > N_RUNS / 10, "little was accepted: it proves little"
@@ -212,7 +209,7 @@ def test_every_policy_is_exact(clock, name, rule):
     [("filtered", "block"), ("penalties", "block"), ("banned", "block"), ("penalties", "chain")],
 )
 def test_a_grammar_and_filters_are_exact(clock, name, rule):
-    runs = Runs(clock, PARAMS[name], Policy(), rule, scheduler=RandomScheduler)
+    runs = Runs(clock, PARAMS[name], Policy(), rule, scheduler=RandomPace)
     assert p_value(runs, N_RUNS) > 1e-4
 
 
@@ -239,7 +236,7 @@ def test_with_the_match_rule_the_text_is_a_function_of_the_seed(clock, name):
     params = PARAMS[name]
     plain = Runs(clock, params, None, "match")
     others = [Runs(clock, params, policy, "match") for policy in POLICIES.values()]
-    others.append(Runs(clock, params, Policy(), "match", scheduler=RandomScheduler))
+    others.append(Runs(clock, params, Policy(), "match", scheduler=RandomPace))
     texts = set()
     for seed in range(25):
         text = plain.run(seed, 24)
@@ -289,7 +286,7 @@ def test_the_draft_model_does_not_run_where_the_text_is_forced():
     """All of a text but its end is forced."""
     steps = []
     clocks = curves()
-    scheduler = Scheduler(LearnedCosts(*clocks, Predictor()), Policy(suffix=False, staged=False))
+    scheduler = pace_of(Policy(suffix=False, staged=False), clocks)
     model = ToySession(toy_logits(102), V)
     constraint = constrain(PARAMS["warm"])
     constraint.advance([2, 0])

@@ -15,15 +15,13 @@ from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.session import TokenView, n_common
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.learned_costs import LearnedCosts
+from edgespec.drafting.pace import Policy
 from edgespec.drafting.plugin import PluginDrafter
-from edgespec.drafting.policy import Policy
-from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.suffix import NgramDrafter, SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.engine.batcher import PREFILL_CHUNK
 from toy_models import V
-from toy_schedulers import FixedPolicy, curves, soon_drafting
+from toy_paces import FixedPolicy, curves, soon_drafting
 from toy_sessions import ToySession
 from toy_tasks import task_of
 
@@ -82,7 +80,7 @@ def drafter_of(policy: Policy | None, prompt: Sequence[int]) -> Drafter:
         )
     clocks = curves()
     return TreeDrafter(
-        soon_drafting(LearnedCosts(*clocks, Predictor()), policy),
+        soon_drafting(policy, clocks),
         suffix=SuffixDrafts(1 << 16),
         model=DraftModel(LastTokens(2).session(), n_vocab=V),
         is_eog=lambda _token: False,

@@ -19,15 +19,12 @@ from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.thoughts import ThoughtConstraint, ThoughtLimit, ThoughtMatcher
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.learned_costs import LearnedCosts
-from edgespec.drafting.policy import Policy
-from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.pace import Policy
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from reference import filtered_probs
 from toy_models import chi_square_p_value
-from toy_schedulers import POLICIES, RandomScheduler, cases, curves, soon_drafting
+from toy_paces import POLICIES, RandomPace, cases, curves, pace_of, soon_drafting
 from toy_sessions import ToySession
 from toy_tasks import task_of
 
@@ -91,7 +88,7 @@ class Runs:
     def __init__(self, clock, policy, rule, *, scheduler=soon_drafting, begun=False):
         self.clock, self.policy, self.rule, self.begun = clock, policy, rule, begun
         self.clocks = curves()
-        self.scheduler = scheduler(LearnedCosts(*self.clocks, Predictor()), policy or Policy())
+        self.scheduler = scheduler(policy or Policy(), self.clocks)
         self.suffix = SuffixDrafts(1024)
         self.totals = Counter()
 
@@ -140,7 +137,7 @@ def expected(begun):
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize(("name", "rule"), cases(["auto", "staged, gamma 2"]))
 def test_every_policy_is_exact(clock, name, rule, begun):
-    scheduler = RandomScheduler if name == "random" else soon_drafting
+    scheduler = RandomPace if name == "random" else soon_drafting
     runs = Runs(clock, POLICIES.get(name, Policy()), rule, scheduler=scheduler, begun=begun)
     counts = Counter(runs.run(seed) for seed in range(N_RUNS))
     wanted = expected(begun)
@@ -154,7 +151,7 @@ def test_every_policy_is_exact(clock, name, rule, begun):
 def test_with_the_match_rule_the_text_is_a_function_of_the_seed(clock, begun):
     plain = Runs(clock, None, "match", begun=begun)
     others = [Runs(clock, policy, "match", begun=begun) for policy in POLICIES.values()]
-    others.append(Runs(clock, Policy(), "match", scheduler=RandomScheduler, begun=begun))
+    others.append(Runs(clock, Policy(), "match", scheduler=RandomPace, begun=begun))
     texts = set()
     for seed in range(25):
         text = plain.run(seed, 20)
@@ -191,7 +188,7 @@ def test_what_may_follow_is_the_rule_of_the_text(paths, emitted, begun):
 
 def test_the_end_is_one_draft_that_costs_no_pass_of_the_draft_model():
     clocks = curves()
-    scheduler = Scheduler(LearnedCosts(*clocks, Predictor()), Policy(suffix=False, staged=False))
+    scheduler = pace_of(Policy(suffix=False, staged=False), clocks)
     constraint = ThoughtConstraint(limit_of(), ToyModel())
     constraint.advance([0, 3, 3])  # "<bb"
     drafter = TreeDrafter(

@@ -15,11 +15,8 @@ from edgespec.decoding.features import KEPT, TargetFeatures
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.options import Options, Waking
 from edgespec.decoding.session import Forward
-from edgespec.drafting.answer_lengths import AnswerLengths
 from edgespec.drafting.head_model import HeadModel, states_worth
-from edgespec.drafting.learned_costs import LearnedCosts
-from edgespec.drafting.policy import Policy
-from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.pace import Policy
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
@@ -30,7 +27,7 @@ from edgespec.llama.weights import Model
 from measured_costs import measured
 from random_heads import write_random_head
 from tiny_gguf import write_tiny_gguf
-from toy_schedulers import FixedPolicy, curves, scheduler_of
+from toy_paces import FixedPolicy, curves, pace_of
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=0.8, top_k=20)
@@ -391,7 +388,7 @@ def test_states_that_are_kept():
 
 
 def test_states_of_a_prompt_are_asked_for_where_they_pay():
-    """Known long answers: as many as there are; known short ones: none; else it depends on the prompt."""
+    """Where the answer may be long: as many as there are; short: none; and it depends on the prompt."""
     target = SimpleNamespace(
         n_vocab=152_000,
         n_embd=1536,
@@ -400,44 +397,36 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
         uses_kernels=False,
         leaves_last_states=False,
     )
-    lengths = AnswerLengths(128.0)
-    for _ in range(8):
-        lengths.learn("yes or no?", 4)
-        lengths.learn("write much", 400)
+    usual = Policy(staged=False)
 
-    usual = Policy(staged=False, after_store=False)
-
-    def worth(prompt, n_unread, policy=usual, n_predict=None, n=1, n_known=0):
-        scheduler = scheduler_of(LearnedCosts(*curves(), Predictor()), policy, lengths.of(prompt))
-        scheduler.n_known = n_known
-        return states_worth(scheduler, target, n_unread, n_predict, n_requests=n)
+    def worth(n_unread, n_predict=None, policy=usual, n=1, n_known=0):
+        pace = pace_of(policy, curves())
+        pace.n_known = n_known
+        return states_worth(pace, target, n_unread, n_predict, n_requests=n)
 
     for n_unread in (64, 100, 1000):
-        assert worth("write much", n_unread) == 32
-        assert worth("yes or no?", n_unread, n_predict=8) == 0
-        assert worth("write much", n_unread, n_predict=2) == 0
+        assert worth(n_unread, 2000) == 32
+        assert worth(n_unread, 2) == 0
         for policy in (Policy(suffix=False), FixedPolicy(gamma=3)):
-            assert worth("yes or no?", n_unread, policy) == 32, "the head was asked for"
-        assert worth("write much", n_unread, n=16) == 0, "where 16 share a pass, no draft pays"
-        assert worth("write much", n_unread, Policy(suffix=False), n=16) == 32, "the head was asked for"
-    assert worth("something else", 60, n_predict=8) == 0 < worth("something else", 2000)
-    assert worth("something else", 60, n_predict=8, n_known=2000) == 0, "of which nothing is read anew"
+            assert worth(n_unread, 4, policy) == 32, "the head was asked for"
+        assert worth(n_unread, 2000, n=16) == 0, "where 16 share a pass, no draft pays"
+        assert worth(n_unread, 2000, Policy(suffix=False), n=16) == 32, "the head was asked for"
+    assert worth(60, 8) == 0
+    assert worth(60, 8, n_known=2000) == 0, "of which nothing is read anew"
 
     target.uses_kernels = True  # which leave the logits out
-    assert worth("something else", 60, n_predict=8) == 0 < worth("something else", 300)
-    assert worth("something else", 1000, n_predict=2) == 0, "passes of their own still cost something"
+    assert worth(1000, 2) == 0, "passes of their own still cost something"
+    assert worth(60) == 32
 
     target.leaves_last_states = True  # which is most of what the others are worth
-    assert worth("something else", 60) == 0 < worth("write much", 60)
+    assert worth(60, 30) == 0 < worth(60, 2000)
 
-    target.hidden_states.all_logits, target.leaves_last_states = (
-        False,
-        False,
-    )  # the head is in the target's file, and reads as many tokens
+    # The head is in the target's file, and reads as many tokens.
+    target.hidden_states.all_logits = target.leaves_last_states = False
     for n_unread in (100, 1000):
-        assert worth("write much", n_unread) == min(KEPT, n_unread)
-        assert worth("write much", n_unread, n_predict=2) == 0
-        assert worth("yes or no?", n_unread, Policy(suffix=False)) == min(KEPT, n_unread)
+        assert worth(n_unread, 2000) == min(KEPT, n_unread)
+        assert worth(n_unread, 2) == 0
+        assert worth(n_unread, 4, Policy(suffix=False)) == min(KEPT, n_unread)
 
 
 def test_requests_that_join_in_one_step_are_judged_together(target_path, head_path, kernels, monkeypatch):

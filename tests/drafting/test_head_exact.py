@@ -6,21 +6,20 @@ Generation, TargetFeatures, HeadModel, TreeDrafter, Scheduler and the C core are
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
 
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.drafting.learned_costs import LearnedCosts
-from edgespec.drafting.policy import ModelAction, Policy
-from edgespec.drafting.predictor import Predictor
+from edgespec.drafting import tree_drafter
+from edgespec.drafting.pace import ModelAction, Policy
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_heads import ToyTargetSession, state_of, toy_head, toy_mtp_head
 from toy_models import ToyModel, V, chi_square_p_value
-from toy_schedulers import FixedPolicy, RandomScheduler, SoonDrafting, cases, curves, soon_drafting
+from toy_paces import FixedPolicy, RandomPace, Wakes, cases, curves, pace_of, soon_drafting
 from toy_sessions import ToySession
 from toy_tasks import task_of
 
@@ -30,29 +29,19 @@ LENGTH = 5
 PROMPT = (0, 1, 2, 0, 1)
 KEPT = (0, 2)
 POLICIES = {
-    "auto": Policy(staged=False, after_store=False),
-    "chain": Policy(staged=False, after_store=False, branches=False),
-    "model": Policy(suffix=False, staged=False, after_store=False),
-    "model, gamma 3": FixedPolicy(suffix=False, staged=False, after_store=False, gamma=3),
+    "auto": Policy(staged=False),
+    "chain": Policy(staged=False, branches=False),
+    "model": Policy(suffix=False, staged=False),
+    "model, gamma 3": FixedPolicy(suffix=False, staged=False, gamma=3),
 }
 
 
-class WithoutGuesses(RandomScheduler):
+class WithoutGuesses(RandomPace):
     """Random decisions; a head has no hidden states of what the suffix store offers."""
 
     def next(self, *args, **options):
         choice = super().next(*args, **options)
         return ModelAction(0) if isinstance(choice, ModelAction) else choice
-
-
-class Wakes(SoonDrafting):
-    """Reads at the first step, then and again only a part."""
-
-    def n_to_prefill(self, unread):
-        return 7
-
-    def n_to_probe(self, unread):
-        return 3 if unread > 3 else 0
 
 
 def warm(temperature):
@@ -88,7 +77,7 @@ def counts_of(
     """
     target = ToyModel(1)
     clocks = curves()
-    chosen = scheduler(LearnedCosts(*clocks, Predictor()), policy)
+    chosen = scheduler(policy, clocks)
     suffix = SuffixDrafts(1024)
     session = ToyTargetSession(cache(target.logits), V, clock=clock, cost=lambda n: 0.05, leaves=not is_mtp)
     options = {"clock": clock, "cost": lambda n: 0.001, "n_ctx": n_ctx}
@@ -160,8 +149,9 @@ def test_at_temperature_0_the_text_is_the_targets(clock, name, is_mtp):
 
 @pytest.mark.parametrize("rule", ["block", "chain"])
 @pytest.mark.parametrize("window", [0, 20])
-def test_a_head_that_sleeps_wakes_and_slides_is_exact(clock, rule, window):
+def test_a_head_that_sleeps_wakes_and_slides_is_exact(clock, monkeypatch, rule, window):
     """A prompt longer than what it reads at once, in a context that is soon full."""
+    monkeypatch.setattr(tree_drafter, "MAX_UNREAD", 5)
     n = 2_000
     prompt = (0, 1, 2, 0, 2, 1) * 5
     counts, n_accepted = counts_of(
@@ -170,7 +160,7 @@ def test_a_head_that_sleeps_wakes_and_slides_is_exact(clock, rule, window):
         rule,
         n,
         POLICIES["auto"],
-        scheduler=Wakes,
+        scheduler=partial(pace_of, kind=Wakes),
         prompt=prompt,
         window=window,
         n_ctx=16,
@@ -196,7 +186,7 @@ def test_what_was_accepted_is_read_with_the_targets_states(clock, name, leaves):
     """Before each draft the head has read the emitted tokens, each after the target's state before it."""
     clocks = curves()
     scheduler = WithoutGuesses if name == "random" else soon_drafting
-    chosen = scheduler(LearnedCosts(*clocks, Predictor()), POLICIES.get(name, POLICIES["auto"]))
+    chosen = scheduler(POLICIES.get(name, POLICIES["auto"]), clocks)
     head = toy_head(V, KEPT, clock=clock, cost=lambda n: 0.001)
     head.features.n_prompt = lambda: 4
     logits = cache(ToyModel(1).logits)

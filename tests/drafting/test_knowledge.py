@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from edgespec import Engine, SamplingParams
+from edgespec.drafting.acceptance import N_BUCKETS, N_DEPTHS, AcceptanceTables
 from edgespec.drafting.draft import Draft
 from edgespec.drafting.history import History, find_histories
-from edgespec.drafting.learned_state import LearnedState
-from edgespec.drafting.policy import Policy
-from edgespec.drafting.predictor import N_BUCKETS, N_DEPTHS, Predictor
+from edgespec.drafting.pace import Learned, Policy
 from edgespec.drafting.suffix import EarlierTexts
 from edgespec.errors import UsageError
 
@@ -67,7 +66,7 @@ def drafted(engine, *, n_predict=40, params=GREEDY, drafter="model", gamma=3, pr
 
 
 def tables(engine, *, greedy=True):
-    return engine._knowledge.scheduler(Policy(), "", greedy=greedy).learned.predictor
+    return engine._knowledge.pace(Policy(), greedy=greedy).acceptance
 
 
 # ---- the profile ----
@@ -79,8 +78,8 @@ def test_what_was_learnt_is_stored_on_close_and_not_before(engine, cache):
         assert profiles(cache) == []
         learned = one._knowledge.clocks.target.curve(), one._knowledge.clocks.draft.curve()
         accepted = {
-            "greedy": tables(one).as_dict(),
-            "sampled": tables(one, greedy=False).as_dict(),
+            "greedy": tables(one).as_json(),
+            "sampled": tables(one, greedy=False).as_json(),
         }
     document = stored(cache)
     for name, curve in zip(("target", "draft"), learned, strict=True):
@@ -94,7 +93,7 @@ def test_what_was_learnt_is_stored_on_close_and_not_before(engine, cache):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-@pytest.mark.parametrize("fails", [(EarlierTexts, "keep"), (LearnedState, "store"), (Draft, "leave")])
+@pytest.mark.parametrize("fails", [(EarlierTexts, "keep"), (Learned, "store"), (Draft, "leave")])
 def test_what_fails_at_the_end_leaves_nothing_open(engine, cache, monkeypatch, fails, error):
     """A second Ctrl-C, or a disk's error: the rest is done all the same."""
 
@@ -123,72 +122,26 @@ def test_the_next_engine_starts_from_it(engine, cache):
         np.testing.assert_allclose(clocks.target.curve().passes, document["target"]["passes"])
         np.testing.assert_allclose(clocks.draft.curve().passes, document["draft"]["passes"])
         for greedy, name in ((True, "greedy"), (False, "sampled")):
-            expected = Predictor()
+            expected = AcceptanceTables()
             expected.restore(document["acceptance"][name])
             found = tables(two, greedy=greedy)
-            assert found.as_dict() == expected.as_dict()
-            assert found.next.overall == expected.next.overall != Predictor().next.overall
+            assert found.as_json() == expected.as_json()
+            assert found.next.overall == expected.next.overall != AcceptanceTables().next.overall
         drafted(two)
     assert stored(cache)["runs"] == 2
 
 
 def test_greedy_and_sampled_generations_learn_apart(engine):
-    fresh = Predictor().as_dict()
+    fresh = AcceptanceTables().as_json()
     with engine(profile=False) as one:
         drafted(one)
-        assert tables(one).as_dict() != fresh
-        assert tables(one, greedy=False).as_dict() == fresh
-
-
-TAUGHT = {
-    "argmax": [(0, 3, 1.0), (1, 3, 0.0), (0, 5, 1.0)] * 9,
-    "sampled": [(0, 3, 0.25), (2, 7, 1.0)] * 4,
-    "suffix": [(0, 8, 1.0)] * 20,
-    "next": [(0, 2, 1.0), (1, 2, 0.0)] * 10,
-}
-
-
-def teach(scheduler, seed):
-    """Let a text's scheduler see outcomes; another `seed`, others."""
-    for name, outcomes in TAUGHT.items():
-        for depth, bucket, outcome in outcomes[seed:]:
-            getattr(scheduler.learned.predictor, name).learn(depth, bucket, (outcome + seed / 4) / 2)
-    for gain in (0.5, 2.0, seed):
-        scheduler.learned.learn_follow_up(gain)
-    scheduler.learned.count_step(1.0, idle=True)
-
-
-def begun(knowledge):
-    scheduler = knowledge.scheduler(Policy(), "", greedy=True)
-    scheduler.begin(10, None)
-    return scheduler
-
-
-@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
-def test_texts_that_overlap_teach_as_much_as_one_after_the_other(engine, order):
-    with engine(profile=False) as one, engine(profile=False) as other:
-        overlapping, in_turn = one._knowledge, other._knowledge
-        for knowledge in (overlapping, in_turn):
-            before = begun(knowledge)
-            teach(before, 3)
-            knowledge.ended(before)
-        running = [begun(overlapping) for _ in order]
-        for seed, scheduler in enumerate(running):
-            teach(scheduler, seed)
-        for seed in order:
-            overlapping.ended(running[seed])
-            alone = begun(in_turn)
-            teach(alone, seed)
-            in_turn.ended(alone)
-        found, wanted = (begun(knowledge).learned for knowledge in (overlapping, in_turn))
-        assert found.predictor.as_dict() == wanted.predictor.as_dict()
-        assert found.follow_up == pytest.approx(wanted.follow_up)
-        assert found.probe_budget == pytest.approx(wanted.probe_budget)
+        assert tables(one).as_json() != fresh
+        assert tables(one, greedy=False).as_json() == fresh
 
 
 def test_two_requests_at_once_both_teach(engine):
     def rows(name, learned):
-        return np.array(learned.predictor.as_dict()[name]["tested"]).sum()
+        return np.array(learned.as_json()[name]["tested"]).sum()
 
     options = {"params": GREEDY, "n_predict": 40, "gamma": 3}
     with engine(profile=False, parallel=2) as one:
@@ -202,7 +155,7 @@ def test_two_requests_at_once_both_teach(engine):
             for stream in streams:
                 stream.made()
         assert [stream.result.text for stream in streams] == [copied, modelled]
-        learned = one._knowledge._learned[True]
+        learned = one._knowledge._acceptance[True]
         assert rows("suffix", learned) > 0 and rows("argmax", learned) > 0
 
 
@@ -340,7 +293,7 @@ def test_acceptance_tables_that_make_no_sense_are_left_alone(engine, cache):
     file.write_text(json.dumps(document))
     lines = []
     with engine(lines) as two:
-        assert tables(two).as_dict() == tables(two, greedy=False).as_dict() == Predictor().as_dict()
+        assert tables(two).as_json() == tables(two, greedy=False).as_json() == AcceptanceTables().as_json()
         assert drafted(two).token_ids == want.token_ids
     assert lines == []
 
@@ -378,9 +331,9 @@ def test_forget_empties_the_suffix_store(engine, cache):
     steps = []
     with engine(history=True) as one:
         want = drafted(one, drafter="suffix", gamma=4)
-        learned = tables(one).as_dict()
+        learned = tables(one).as_json()
         one.forget()
-        assert tables(one).as_dict() == learned
+        assert tables(one).as_json() == learned
         got = drafted(one, drafter="suffix", gamma=4, on_step=steps.append)
     assert got.token_ids == want.token_ids
     assert steps[0].proposed == ()
@@ -409,13 +362,13 @@ def test_forgetting_the_tables_goes_back_to_what_was_stored(engine, cache):
         drafted(one)
     document = stored(cache)
     with engine() as two:
-        before = tables(two).as_dict(), tables(two, greedy=False).as_dict()
+        before = tables(two).as_json(), tables(two, greedy=False).as_json()
         curve = two._knowledge.clocks.target.curve()
         drafted(two)
         drafted(two, params=WARM)
-        assert tables(two).as_dict() != before[0]
+        assert tables(two).as_json() != before[0]
         two.forget(tables=True)
-        assert (tables(two).as_dict(), tables(two, greedy=False).as_dict()) == before
+        assert (tables(two).as_json(), tables(two, greedy=False).as_json()) == before
         assert two._knowledge.clocks.target.curve() == curve
     assert stored(cache) == document, "what was forgotten is not stored"
 
@@ -424,7 +377,7 @@ def test_forgetting_the_tables_without_a_profile(engine):
     with engine(profile=False) as one:
         drafted(one)
         one.forget(tables=True)
-        assert tables(one).as_dict() == Predictor().as_dict()
+        assert tables(one).as_json() == AcceptanceTables().as_json()
         assert drafted(one).stats.n_drafted > 0
 
 

@@ -22,14 +22,11 @@ from edgespec import Engine, SamplingParams, UsageError, testing
 from edgespec.decoding.choices import NamedDrafter
 from edgespec.decoding.drafter import DraftOutcome, Position
 from edgespec.decoding.generate import Generation
-from edgespec.drafting.learned_costs import LearnedCosts
-from edgespec.drafting.online_curve import OnlineCurve
+from edgespec.drafting.pace import Policy
 from edgespec.drafting.plugin import DrafterCosts, PluginDrafter, SourcePace, find_drafter
-from edgespec.drafting.policy import Policy
-from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.profile import CostCurve
+from edgespec.drafting.profile import CostCurve, PassCosts
 from edgespec.testing import InexactDrafterError, check_drafter
-from toy_schedulers import OURS, STEEPER, STOCK, scheduler_of
+from toy_paces import OURS, STEEPER, STOCK, pace_of
 from toy_sessions import ToySession
 from toy_tasks import task_of
 
@@ -602,11 +599,10 @@ class Guesses(Nothing):
         ]
 
 
-def pace_of(known, costs):
+def source_pace(known, costs):
     """The pace of a drafter of which this is known, for a text whose passes cost this."""
-    curve = OnlineCurve(CostCurve((tuple(costs[1:]), tuple(costs[1:])), 0.0005))
-    scheduler = scheduler_of(LearnedCosts(curve, None, Predictor()), Policy(model=False, staged=False))
-    return SourcePace(known, scheduler, curve)
+    curve = PassCosts(CostCurve((tuple(costs[1:]), tuple(costs[1:])), 0.0005))
+    return SourcePace(known, pace_of(Policy(model=False, staged=False), (curve, None)), curve)
 
 
 class World:
@@ -616,7 +612,7 @@ class World:
         self.clock, self.acceptance, self.draft_s, self.drafts = clock, acceptance, draft_s, []
         self.rng = np.random.default_rng(3)
         self.truth = self.rng.integers(0, 64, n + 100)
-        pace = pace_of(DrafterCosts(), costs)
+        pace = source_pace(DrafterCosts(), costs)
         drafter = PluginDrafter(
             NamedDrafter("mine", lambda: Guesses(self)), [1], n_vocab=64, is_eog=lambda _: False, pace=pace
         )
@@ -666,7 +662,7 @@ def test_a_begin_that_takes_long_is_not_called_while_the_drafter_rests():
     costs = DrafterCosts()
     costs.begin_s, costs.draft_s = 60.0, 1e-5
     mine = NamedDrafter("mine", raising("begin", SystemExit()))
-    drafter = PluginDrafter(mine, [1], n_vocab=9, is_eog=lambda _: False, pace=pace_of(costs, OURS))
+    drafter = PluginDrafter(mine, [1], n_vocab=9, is_eog=lambda _: False, pace=source_pace(costs, OURS))
     drafter.begin([1, 2], sampled=False, n_predict=50)
     assert drafter.draft([1, 2], 8, None) == ()
     assert "begin" not in drafter.note()

@@ -14,9 +14,9 @@ import head_equations
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.session import Forward, ForwardResult
+from edgespec.drafting.acceptance import bucket_of
 from edgespec.drafting.draft import BlockModel
 from edgespec.drafting.head_model import HeadModel
-from edgespec.drafting.predictor import bucket_of
 from edgespec.drafting.profile import ProfileKey, block_curve
 from edgespec.errors import UsageError
 from edgespec.llama.block_rows import rows_maker

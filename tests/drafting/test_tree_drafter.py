@@ -15,15 +15,24 @@ import pytest
 
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.drafting import tree_drafter
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.learned_costs import LearnedCosts
-from edgespec.drafting.policy import ModelAction, Policy
-from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import FixedLength
+from edgespec.drafting.pace import ModelAction, Policy
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_models import ToyModel, V, chi_square_p_value
-from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, SoonDrafting, cases, curves, soon_drafting
+from toy_paces import (
+    POLICIES,
+    FixedPolicy,
+    RandomPace,
+    SoonDrafting,
+    Wakes,
+    cases,
+    curves,
+    pace_of,
+    soon_drafting,
+    with_gamma,
+)
 from toy_sessions import ToySession, ToyStateSession
 from toy_tasks import task_of
 
@@ -32,16 +41,6 @@ pytestmark = pytest.mark.proof
 LENGTH = 5
 PROMPT = (0, 1, 2, 0, 1)
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-
-
-class Wakes(SoonDrafting):
-    """Reads at the first step, then and again only a part."""
-
-    def n_to_prefill(self, unread):
-        return 7
-
-    def n_to_probe(self, unread):
-        return 3 if unread > 3 else 0
 
 
 class DropsUnlikely(TreeDrafter):
@@ -97,7 +96,7 @@ class ForgetsItsTemperature(TreeDrafter):
 class Branches(SoonDrafting):
     """A fixed shape: two tokens at the first position, of the model alone."""
 
-    def next(self, path, depth, unread, offered, bucket, prefix=None):
+    def next(self, path, depth, unread, offered, bucket):
         return ModelAction(0) if depth < 3 else None
 
     def keeps(self, path, depth, bucket, *, chance=1.0):
@@ -129,7 +128,7 @@ def counts_of(
     temperature over the target's.
     """
     clocks = curves()
-    chosen = scheduler(LearnedCosts(*clocks, Predictor()), policy)
+    chosen = scheduler(policy, clocks)
     suffix = SuffixDrafts(1024)
     kinds = (ToyStateSession, partial(ToyStateSession, n_marks=3)) if keep_states else (ToySession,) * 2
     target_session = kinds[0](cache(target.logits), V, clock=clock, cost=lambda n: 0.05)
@@ -164,7 +163,7 @@ def expected(target, params, prompt=PROMPT):
 def test_every_policy_is_exact(clock, name, rule):
     n = 3_000
     target, draft = ToyModel(1), ToyModel(101)
-    scheduler = RandomScheduler if name == "random" else soon_drafting
+    scheduler = RandomPace if name == "random" else soon_drafting
     policy = POLICIES.get(name, Policy())
     counts, totals = counts_of(clock, target, draft, WARM, rule, n, policy, scheduler=scheduler)
     assert sum(accepted for _, accepted in totals.values()) > n / 10, "little was accepted: it proves little"
@@ -179,7 +178,7 @@ def test_models_that_keep_a_state_are_exact(clock, name, rule):
     n = 3_000
     target, draft = ToyModel(1), ToyModel(101)
     policy = replace(POLICIES.get(name, Policy()), branches=False, siblings=False, rereads=True, splits=True)
-    scheduler = RandomScheduler if name == "random" else soon_drafting
+    scheduler = RandomPace if name == "random" else soon_drafting
     counts, totals = counts_of(
         clock, target, draft, WARM, rule, n, policy, scheduler=scheduler, keep_states=True
     )
@@ -188,13 +187,23 @@ def test_models_that_keep_a_state_are_exact(clock, name, rule):
 
 
 @pytest.mark.parametrize("rule", ["block", "chain"])
-def test_a_draft_model_that_sleeps_wakes_and_slides_is_exact(clock, rule):
+def test_a_draft_model_that_sleeps_wakes_and_slides_is_exact(clock, monkeypatch, rule):
     """A prompt longer than what the draft model reads at once, in a context that is soon full."""
+    monkeypatch.setattr(tree_drafter, "MAX_UNREAD", 5)
     n = 3_000
     target, draft = ToyModel(1), ToyModel(101)
     prompt = (0, 1, 2, 0, 2, 1) * 5
     counts, totals = counts_of(
-        clock, target, draft, WARM, rule, n, Policy(), scheduler=Wakes, prompt=prompt, n_draft_ctx=16
+        clock,
+        target,
+        draft,
+        WARM,
+        rule,
+        n,
+        Policy(),
+        scheduler=partial(pace_of, kind=Wakes),
+        prompt=prompt,
+        n_draft_ctx=16,
     )
     assert totals["sampled"][1] > n / 100
     assert chi_square_p_value(counts, n * expected(target, WARM, prompt)) > 1e-4
@@ -214,10 +223,10 @@ def test_dropping_a_sampled_token_by_its_own_probability_is_caught(clock, policy
 def test_dropping_a_sampled_sibling_by_its_own_probability_is_caught(clock, rule):
     n = 3_000
     target, draft = ToyModel(24), ToyModel(124)  # whose unlikely siblings matter: 2,000 texts give 1e-21
-    policy = Policy(suffix=False, staged=False)
+    policy, shape = Policy(suffix=False, staged=False), partial(pace_of, kind=Branches)
     got = {
         kind: chi_square_p_value(
-            counts_of(clock, target, draft, WARM, rule, n, policy, scheduler=Branches, kind=kind)[0],
+            counts_of(clock, target, draft, WARM, rule, n, policy, scheduler=shape, kind=kind)[0],
             n * expected(target, WARM),
         )
         for kind in (TreeDrafter, DropsUnlikelySiblings)
@@ -250,7 +259,7 @@ def test_with_the_match_rule_the_text_is_a_function_of_the_seed():
     def text(seed, policy, scheduler=soon_drafting):
         drafter = None
         if policy:
-            chosen = scheduler(LearnedCosts(*clocks, Predictor()), policy)
+            chosen = scheduler(policy, clocks)
             model = DraftModel(ToySession(cache(draft.logits), V), n_vocab=V)
             drafter = TreeDrafter(chosen, suffix=suffix, model=model, is_eog=lambda t: t == 2, clocks=clocks)
         session = ToySession(cache(target.logits), V, is_eog=lambda t: t == 2)
@@ -262,7 +271,7 @@ def test_with_the_match_rule_the_text_is_a_function_of_the_seed():
         plain = text(seed, None)
         for policy in POLICIES.values():
             assert text(seed, policy) == plain
-        assert text(seed, Policy(), RandomScheduler) == plain
+        assert text(seed, Policy(), RandomPace) == plain
 
 
 def test_the_draft_model_checks_guesses_in_one_pass():
@@ -275,7 +284,7 @@ def test_the_draft_model_checks_guesses_in_one_pass():
         return row
 
     clocks = curves()
-    chosen = FixedLength(7, LearnedCosts(*clocks, Predictor()), Policy(suffix=False, staged=True))
+    chosen = pace_of(with_gamma(Policy(suffix=False, staged=True), 7), clocks)
     session = ToySession(logits, 8)
     drafter = TreeDrafter(
         chosen,
@@ -299,7 +308,7 @@ def test_no_branch_of_the_store_goes_beyond_the_end():
     suffix.document((0, 1, 2, end, 4, 5, 0, 1, 2, end, 4, 4, 0, 1, 2, 2, 5) * 3)
     for policy in (Policy(model=False, staged=False), Policy(model=False, staged=False, branches=False)):
         clocks = curves()
-        chosen = soon_drafting(LearnedCosts(*clocks, Predictor()), policy)
+        chosen = soon_drafting(policy, clocks)
         drafter = TreeDrafter(
             chosen,
             suffix=suffix,
@@ -332,7 +341,7 @@ def test_nothing_is_drafted_after_an_end_of_generation_token():
 
     for policy in POLICIES.values():
         clocks = curves()
-        chosen = soon_drafting(LearnedCosts(*clocks, Predictor()), policy)
+        chosen = soon_drafting(policy, clocks)
         suffix = SuffixDrafts(256)
         suffix.document(sequence * 4)
         drafter = TreeDrafter(

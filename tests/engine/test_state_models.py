@@ -13,13 +13,9 @@ from edgespec import Engine, SamplingParams
 from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.measure import measure
-from edgespec.drafting.online_curve import OnlineCurve
-from edgespec.drafting.policy import Policy
-from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.profile import N_MAX, guessed_curve
-from edgespec.drafting.scheduler import FixedLength
+from edgespec.drafting.pace import Policy
+from edgespec.drafting.profile import N_MAX, PassCosts, guessed_curve
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.llama.kv_cache import KVCache
@@ -29,6 +25,7 @@ from edgespec.models import footprint
 from edgespec.models.footprint import draft_rollback, target_rollback
 from reference import filtered_probs
 from tiny_states import SOME, STATEFUL, tiny
+from toy_paces import pace_of, with_gamma
 from toy_tasks import task_of
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -91,8 +88,8 @@ def test_sampled_tokens_follow_the_targets_distribution(name: str) -> None:
     params = SamplingParams(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0)
     n, prompt = 300, PROMPT[:8]
     curves = (
-        OnlineCurve(guessed_curve(4_000_000, own_kernels=True)),
-        OnlineCurve(guessed_curve(1_000_000, own_kernels=True)),
+        PassCosts(guessed_curve(4_000_000, own_kernels=True)),
+        PassCosts(guessed_curve(1_000_000, own_kernels=True)),
     )
     with Model(tiny(name)) as model, Model(tiny("mamba2", 2)) as small:
         size = target_rollback(model.header)
@@ -104,7 +101,7 @@ def test_sampled_tokens_follow_the_targets_distribution(name: str) -> None:
             expected += chance * filtered_probs(target.eval(text)[0].copy(), params)
         policy = Policy(suffix=False, staged=False, rereads=not size.n_snapshots)
         drafter = TreeDrafter(
-            FixedLength(2, LearnedCosts(*curves, Predictor()), policy),
+            pace_of(with_gamma(policy, 2), curves),
             suffix=SuffixDrafts(1024),
             model=DraftModel(session, n_vocab=small.n_vocab),
             is_eog=lambda token: False,

@@ -57,6 +57,7 @@ class ToyHeadSession(ToySession):
     """A head whose logits, over the kept tokens, and hidden states follow from the last token and state."""
 
     n_features_max = 8
+    all_logits = False
 
     def __init__(self, n_kept: int, *, beside: bool = False, **options) -> None:
         super().__init__(lambda prefix: np.zeros(n_kept), n_kept, **options)

@@ -21,19 +21,14 @@ from edgespec.apps.speech.session import SpeechSession, SpeechVocabulary
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
 from edgespec.apps.speech.transcript import SpeechStats
 from edgespec.apps.speech.whisper_model import DecoderCache, EncodedAudio, SpeechModel
-from edgespec.apps.speech.windows import WINDOW_FRAMES
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.session import n_common
-from edgespec.drafting.answer_lengths import lengths_around
+from edgespec.drafting.acceptance import AcceptanceTables
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.foreign.translated_model import TranslatedModel
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
-from edgespec.drafting.learned_costs import LearnedCosts
-from edgespec.drafting.online_curve import OnlineCurve, PassCurves
-from edgespec.drafting.policy import Policy
-from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.profile import guessed_curve
-from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.pace import Pace, Policy
+from edgespec.drafting.profile import Clocks, PassCosts, guessed_curve
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.errors import UsageError
@@ -42,7 +37,6 @@ from edgespec.llama.gguf import read_gguf
 _REPEATS = 0.2  # of text's repetitions that are expected of speech; once seen, it counts
 _FEWEST = 8  # tokens of a decoding whose time says something
 _NEWEST = 0.5  # weight of the newest window
-_EXPECTED_TOKENS = 80.0  # of a window before any was heard
 _HEARD_BYTES = 34 / 32  # of a number of the keys and values that a decoder listens to
 
 
@@ -89,7 +83,7 @@ def check_draft(target: SpeechModel, draft: SpeechModel) -> None:
         raise UsageError(problem, field="draft", value=draft.name)
 
 
-class SpeechPredictor(Predictor):
+class SpeechAcceptance(AcceptanceTables):
     """The acceptance of drafts in one recording: windows are one text, and speech seldom repeats itself."""
 
     _begun = False
@@ -100,6 +94,12 @@ class SpeechPredictor(Predictor):
             super().begin()
             self._right = _REPEATS * self._expected
             self._begun = True
+
+
+class SpeechPace(Pace):
+    """The pace of a window's text, which is seldom a word or two."""
+
+    _is_brief = False
 
 
 def map_tokenizers(target: WhisperTokenizer, draft: WhisperTokenizer) -> VocabularyMap:
@@ -121,11 +121,8 @@ class ModelDrafts:
         self._draft = draft
         self.heard_text = HeardText()
         self._vocabulary = SpeechVocabulary(target.tokenizer)
-        self._curves = PassCurves(self._guess(target), self._guess(draft) if draft else None)
-        self._learned = {
-            greedy: LearnedCosts(self._curves.target, self._curves.draft, SpeechPredictor())
-            for greedy in (True, False)
-        }
+        self._curves = Clocks(self._guess(target), self._guess(draft) if draft else None)
+        self._acceptance = {greedy: SpeechAcceptance() for greedy in (True, False)}
         self._shares = draft is not None and shares_encoder(target, draft)
         self._map: VocabularyMap | None = None
         ours, theirs = target.tokenizer, draft.tokenizer if draft else target.tokenizer
@@ -133,22 +130,14 @@ class ModelDrafts:
             self._map = map_tokenizers(ours, theirs)
         self._model: DraftModel | None = None
         self._held: list[EncodedAudio | DecoderCache] = []
-        self._n_tokens = _EXPECTED_TOKENS  # of 30 s of sound
-        self._full = 1.0  # how much of the window under way is sound
 
     @staticmethod
-    def _guess(model: SpeechModel) -> OnlineCurve:
+    def _guess(model: SpeechModel) -> PassCosts:
         kernels = model.model.kernels != "stock"
-        return OnlineCurve(guessed_curve(_pass_bytes(model), own_kernels=kernels), guessed=True)
+        return PassCosts(guessed_curve(_pass_bytes(model), own_kernels=kernels), guessed=True)
 
-    def begin_window(
-        self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats, n_frames: int
-    ) -> None:
-        """Prepare for a window of this spectrogram and the target's encoding.
-
-        `n_frames`: how many of the window's are the recording's, the rest is silence.
-        """
-        self._full = n_frames / WINDOW_FRAMES
+    def begin_window(self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats) -> None:
+        """Prepare for a window of this spectrogram and the target's encoding."""
         draft = self._draft
         if draft is None:
             return
@@ -163,18 +152,12 @@ class ModelDrafts:
             self._model = TranslatedModel(session, self._vocabulary, self._map)
         else:
             self._model = DraftModel(session, n_vocab=self._vocabulary.n_vocab)
-        self._model.starts_idle = False  # its prompt is short
 
     def end_window(self) -> None:
         """Free what only that window needed."""
         for held in self._held:
             held.close()
         self._held, self._model = [], None
-
-    @property
-    def _n_expected(self) -> float:
-        """Tokens expected of the window under way: a short recording says little."""
-        return max(1.0, self._full * self._n_tokens)
 
     def drafter(self, rules: SpeechRules, prompt: Sequence[int], *, greedy: bool) -> Drafter | None:
         """Return the drafter of one decoding after `prompt`; None: decode plainly."""
@@ -183,7 +166,7 @@ class ModelDrafts:
             return None
         policy = Policy(suffix=heard is not None, model=has_model, staged=has_model and heard is not None)
         return TreeDrafter(
-            Scheduler(self._learned[greedy], policy, lengths_around(self._n_expected)),
+            SpeechPace(policy, self._curves, self._acceptance[greedy]),
             suffix=heard.store if heard else None,
             model=self._model,
             is_eog=self._vocabulary.is_eog,
@@ -203,7 +186,6 @@ class ModelDrafts:
         n = len(tokens) - n_prompt
         if n < _FEWEST:
             return
-        self._n_tokens += _NEWEST * (n - self._n_expected)
         if drafter is None:
             for _ in range(4):
                 self._curves.target.observe(1, len(tokens), seconds / n)

@@ -227,7 +227,7 @@ class Hearing:
             )
             if drafts:
                 stack.callback(drafts.end_window)
-                drafts.begin_window(sound, audio, self._stats, n_frames)
+                drafts.begin_window(sound, audio, self._stats)
             yield audio, cache, start, drafts
 
     def _segments_of(self, text: WindowText, split: Split, seek: int) -> list[Segment]:

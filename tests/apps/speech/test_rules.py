@@ -10,14 +10,10 @@ from edgespec.decoding.generate import Generation, Task
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import Coins, SamplingParams
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.learned_costs import LearnedCosts
-from edgespec.drafting.online_curve import OnlineCurve, PassCurves
-from edgespec.drafting.policy import Policy
-from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.profile import guessed_curve
-from edgespec.drafting.scheduler import FixedLength
+from edgespec.drafting.pace import Policy
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
+from toy_paces import curves, pace_of, with_gamma
 from toy_speech import (
     END,
     FIRST_TIME,
@@ -103,22 +99,18 @@ def decoded(*, temperature=0.0, rule="match", drafter=None, seed=1, n_predict=60
 
 def drafting(kind):
     def made(rules):
-        learned = LearnedCosts(
-            OnlineCurve(guessed_curve(1 << 20, own_kernels=True)),
-            OnlineCurve(guessed_curve(1 << 18, own_kernels=True)),
-            Predictor(),
-        )
+        clocks = curves()
         model = None
         if kind == "model":
             model = DraftModel(toy_session(random_decoder(salt=7)), n_vocab=N_VOCAB)
         suffix = SuffixDrafts(1 << 12) if kind == "suffix" else None
         policy = Policy(suffix=kind == "suffix", model=kind == "model", staged=False, branches=False)
         return TreeDrafter(
-            FixedLength(4, learned, policy, None),
+            pace_of(with_gamma(policy, 4), clocks),
             suffix=suffix,
             model=model,
             is_eog=TRAITS.is_eog,
-            clocks=PassCurves(learned.target, learned.draft),
+            clocks=clocks,
             constraint=rules,
         )
 

@@ -14,9 +14,7 @@ from edgespec import Engine, SamplingParams
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.foreign.translated_model import TranslatedModel, Translation
 from edgespec.drafting.foreign.vocabulary_map import NONE, map_vocabularies
-from edgespec.drafting.learned_costs import LearnedCosts
-from edgespec.drafting.policy import Policy
-from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.pace import Policy
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.errors import EdgespecError
@@ -24,7 +22,7 @@ from edgespec.models.resolve import resolve
 from reference import filtered_probs
 from tiny_gguf import write_tiny_gguf
 from toy_models import chi_square_p_value
-from toy_schedulers import FixedPolicy, RandomScheduler, curves, scheduler_of
+from toy_paces import FixedPolicy, RandomPace, curves, pace_of
 from toy_sessions import ToySession
 from toy_tasks import task_of
 from toy_vocabularies import ToyVocabulary, random_logits, session_of
@@ -78,8 +76,8 @@ def target_of(clock, logits):
 
 def drafter_of(model, policy):
     clocks = curves()
-    make = scheduler_of if isinstance(policy, FixedPolicy) else RandomScheduler
-    scheduler = make(LearnedCosts(*clocks, Predictor()), policy)
+    make = pace_of if isinstance(policy, FixedPolicy) else RandomPace
+    scheduler = make(policy, clocks)
     suffix = SuffixDrafts(1024)
     return TreeDrafter(scheduler, suffix=suffix, model=model, is_eog=TARGET.is_eog, clocks=clocks)
 

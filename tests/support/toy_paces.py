@@ -1,14 +1,13 @@
-"""Schedulers for tests: one that decides at random, the policies, and invented cost curves."""
+"""Paces for tests: one that decides at random, the policies, and invented costs."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import asdict, dataclass
 
-from edgespec.drafting.online_curve import OnlineCurve
-from edgespec.drafting.policy import ModelAction, Policy, SuffixAction
-from edgespec.drafting.profile import guessed_curve, interpolated
-from edgespec.drafting.scheduler import FixedLength, Scheduler
+from edgespec.drafting.acceptance import AcceptanceTables
+from edgespec.drafting.pace import ModelAction, Pace, Policy, SuffixAction
+from edgespec.drafting.profile import Clocks, PassCosts, guessed_curve, interpolated
 
 OURS = [0.0, *(0.0174 * f for f in interpolated({1: 1.0, 2: 1.02, 4: 1.09, 8: 1.54, 16: 2.87, 33: 5.7}))]
 STOCK = [0.0, *(0.027 * f for f in interpolated({1: 1.0, 2: 1.9, 4: 3.1, 8: 5.1, 16: 6.0, 33: 9.0}))]
@@ -18,33 +17,43 @@ STEEPER = [0.0, *(0.030 * f for f in interpolated({1: 1.0, 2: 1.1, 4: 1.43, 8: 2
 
 @dataclass(frozen=True, slots=True)
 class FixedPolicy(Policy):
-    """A policy for FixedLength: `gamma` tokens a step."""
+    """A policy with a fixed length: `gamma` tokens a step."""
 
     gamma: int = 3
 
 
 def with_gamma(policy, gamma):
-    """`policy` for a fixed length."""
+    """`policy` with a fixed length."""
     return FixedPolicy(**asdict(policy), gamma=gamma)
 
 
-def scheduler_of(learned, policy, lengths=None, kind=Scheduler):
-    """The scheduler that an engine would make."""
-    if isinstance(policy, FixedPolicy):
-        return FixedLength(policy.gamma, learned, policy, lengths)
-    return kind(learned, policy, lengths)
+def pace_of(policy, clocks, kind=Pace, acceptance=None):
+    """The pace that an engine would make."""
+    gamma = getattr(policy, "gamma", None)
+    return kind(policy, Clocks(*clocks), acceptance or AcceptanceTables(), gamma=gamma)
 
 
-class SoonDrafting(Scheduler):
-    """Drafts from the first step on, as any scheduler does later: where texts are short, and drafts count."""
+class SoonDrafting(Pace):
+    """Drafts from the first step on, as any pace does later: where texts are short, and drafts count."""
 
-    def _is_careful(self, _n_emitted):
-        return False
+    _is_brief = False
 
 
-def soon_drafting(learned, policy, lengths=None):
-    """The scheduler that an engine would make, which drafts from the first step on."""
-    return scheduler_of(learned, policy, lengths, SoonDrafting)
+class Wakes(SoonDrafting):
+    """Lets the draft model read all that is unread, or only a part of it, in turns."""
+
+    n = 0
+
+    def next(self, path, depth, unread, offered, bucket):
+        if depth or unread < 7:
+            return super().next(path, depth, unread, offered, bucket)
+        self.n += 1
+        return ModelAction(0, 7 if self.n % 2 else None)
+
+
+def soon_drafting(policy, clocks):
+    """The pace that an engine would make, which drafts from the first step on."""
+    return pace_of(policy, clocks, SoonDrafting)
 
 
 POLICIES = {
@@ -66,14 +75,16 @@ def cases(policies):
     return [*((name, "block") for name in (*policies, "random")), ("auto", "chain"), ("random", "chain")]
 
 
-class RandomScheduler(Scheduler):
-    """Switches at random, from draft to draft and within a draft; uses only what a scheduler may know."""
+class RandomPace(Pace):
+    """Switches at random, from draft to draft and within a draft; uses only what a pace may know."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
+    needs_model = True
+
+    def __init__(self, policy, clocks):
         self.random = random.Random(1)
+        super().__init__(policy, Clocks(*clocks), AcceptanceTables())
 
-    def next(self, path, depth, unread, offered, bucket, prefix=None):
+    def next(self, path, depth, unread, offered, bucket):
         kind = self.random.choice(["suffix", "model", "model", "stop"])
         if kind == "suffix" and offered:
             return SuffixAction(self.random.randint(1, len(offered)))
@@ -91,10 +102,7 @@ class RandomScheduler(Scheduler):
     def least_price(self):
         return self.random.random() * 0.2
 
-    def n_to_prefill(self, unread):
-        return unread
-
 
 def curves():
-    target = OnlineCurve(guessed_curve(2_000_000_000, own_kernels=True))
-    return target, OnlineCurve(guessed_curve(100_000_000, own_kernels=True))
+    sizes = 2_000_000_000, 100_000_000
+    return Clocks(*(PassCosts(guessed_curve(size, own_kernels=True)) for size in sizes))

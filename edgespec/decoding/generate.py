@@ -543,7 +543,8 @@ class Generation(Loop):
             emitted.pop()  # nothing follows an end-of-generation token
         logprobs = self._logprobs([rows[i + 1] for i in (-1, *path)], emitted)
         self._emit(emitted)
-        self._keep_states_of_step(result.features, len(part.tokens) - n, n_past, path)
+        states = None if result.features is None else result.features[-len(part.tokens) :]
+        self._keep_states_of_step(states, len(part.tokens) - n, n_past, path)
         n_trunk = sum(i == depth for depth, i in enumerate(path))  # what is in the cache already
         n_pending = len(self.tokens) - self.session.rewind(min(n_past + n_trunk, len(self.tokens) - 1))
         if self._is_marked:

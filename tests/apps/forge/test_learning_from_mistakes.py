@@ -496,12 +496,3 @@ def test_a_second_process_that_learns_is_refused_in_one_line(learning, tiny_path
     ):
         make(learning)
     assert "\n" not in str(raised.value)
-
-
-def test_a_file_of_rejected_places_of_another_model_is_refused_by_name(learning, tiny_path):
-    other = RejectedPlaces("cd" * 32)
-    other.append(rejected_text(5))
-    places = RejectedPlaces(hash_file(tiny_path))
-    other.path.rename(places.path)
-    with pytest.raises(EdgespecError, match=rf"{places.path}: of another model \(cdcdcdcdcdcdcdcd\)"):
-        make(learning)

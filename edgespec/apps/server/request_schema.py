@@ -257,6 +257,7 @@ class JsonSchema(RequestPart):
     """A JSON schema that the answer has to match, with a name."""
 
     name: str = "response"
+    description: str | None = Field(None, description="Changes nothing: the prompt is left alone.")
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = Field(
         None, description="true: a schema that cannot be enforced in every part is refused."
@@ -270,6 +271,7 @@ class SchemaFormat(RequestPart):
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema", description="llama-server's.")
     name: str | None = Field(None, description="Sent back by /v1/responses.")
+    description: str | None = Field(None, description="Sent back by /v1/responses.")
     strict: bool | None = None
 
     @model_validator(mode="after")

@@ -200,7 +200,7 @@ class _Measurement:
         found = []
         for model in self.models:
             near = self._open(model, min(CONTEXTS[0], model.n_ctx_train - N_MAX))
-            if _NOTHING < near.read * near.n_past < _WARM_UP_SHARE * self.budget_s:
+            if near.read > _NOTHING and near.read * near.n_past < _WARM_UP_SHARE * self.budget_s:
                 # Read once more: the first time, buffers are made and pages of the file come in.
                 near.session.clear()
                 self._fill(near)

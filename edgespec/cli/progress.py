@@ -241,7 +241,7 @@ class PullDisplay(ProgressDisplay):
         """
         with self._lock:
             key, what, share = (name, verb), f"{verb} {name}", done / total if total else 0.0
-            amounts = [f"{n} {unit}" if unit else format_size(n) for n in (done, total or 0)]
+            amounts = (f"{done}", f"{total} {unit}") if unit else (format_size(done), format_size(total or 0))
             if err.is_terminal:
                 if self._tasks.get(name, ("",))[0] != verb:
                     self.hide(name)

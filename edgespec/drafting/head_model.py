@@ -39,7 +39,7 @@ _STATES_OWN = (KEPT, 64)
 # with that of its last token, which edgespec's kernels leave for nothing (docs/measurements/drafts.md).
 _STATES_SHARE, _STATES_SHARE_AFTER_LAST = 0.12, 0.05
 _PASS_SHARE = 0.5  # of T(1), what dividing the prompt into one more pass costs
-_SMALL = 0.02  # share of reading the prompt, below which the price is compared with the gain alone
+_SMALL = 0.03  # share of reading the prompt, below which the price is compared with the gain alone
 _CAUTION = 3.0  # weight of their price over what they save: never slower comes before faster
 _TEMPERATURE_RATIO = 0.5  # a head hardly knows how sure the target is; bench/draft_temperature.py counts it
 

@@ -85,6 +85,11 @@ def asked_by(row: str) -> str:
     return row.split(None, 2)[2]
 
 
+def files_of(world: Path) -> list[Path]:
+    """What is there, but for what Python compiled of a user's drafter."""
+    return sorted(path for path in world.rglob("*") if "__pycache__" not in path.parts)
+
+
 @pytest.mark.parametrize("row", ROWS, ids=asked_by)
 def test_a_refusal(row: str, world: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """One line that names the option or the file; nothing was pulled or written by then."""
@@ -95,12 +100,12 @@ def test_a_refusal(row: str, world: Path, tmp_path: Path, pytestconfig: pytest.C
     if "<" in asked:
         asked, stdin = asked[:-2], (world / asked[-1]).read_bytes()
     nothing_answers = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
-    before = sorted(world.rglob("*"))
+    before = files_of(world)
     environment = user_environment(tmp_path) | {"XDG_CONFIG_HOME": str(world / ".config")}
     process = run_cli(*asked, env=environment | nothing_answers | variables, cwd=world, stdin=stdin)
     line = failed(process, int(code), field)
     assert not (tmp_path / "models").exists(), "a pull began"
-    assert sorted(world.rglob("*")) == before
+    assert files_of(world) == before
     said = line.replace(str(world), "WORLD").replace(str(tmp_path), "HOME").removeprefix("edgespec: error: ")
     check_message(f"edgespec {asked_by(row)}", said.rstrip("\n"), write=pytestconfig.option.write_messages)
 

@@ -214,8 +214,8 @@ def test_the_language_is_detected_and_named_in_the_prompt():
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"language": "de"}, "English alone"),
-        ({"task": "translate"}, "English alone"),
+        ({"language": "de"}, "only English"),
+        ({"task": "translate"}, "only English"),
         ({"words": True}, "heads"),
     ],
 )

@@ -348,7 +348,7 @@ def test_a_full_disk(folder, tmp_path, monkeypatch, capsys):
     captured = capsys.readouterr()
     assert code == 1
     (line,) = [line for line in captured.err.splitlines() if line.startswith("edgespec: stopped")]
-    assert "No space left on device; the same command goes on with what is in" in line
+    assert "No space left on device; run the same command again to resume from" in line
     assert "plain" in captured.out
     assert kept_cells(out) == ["target+draft+kernels-auto.0", "target+none+kernels-auto.0"]
 

@@ -59,8 +59,8 @@ def test_text_is_the_same_bit_for_bit_with_any_draft(models, sound, name, temper
         pytest.skip(f"with stock kernels a token's bits depend on its batch: {llama_kernels.load().reason}")
     plain, _ = heard(models["target"], sound, temperatures=temperatures)
     drafts = ModelDrafts(models["target"], models[name])
-    drafts._learned[True].predictor.argmax.chance = lambda depth, bucket: 0.95  # drafts, whatever it costs
-    drafts._learned[True].predictor.next.chance = lambda depth, bucket: 0.95
+    drafts._acceptance[True].argmax.chance = lambda depth, bucket: 0.95  # drafts, whatever it costs
+    drafts._acceptance[True].next.chance = lambda depth, bucket: 0.95
     drafted, stats = heard(models["target"], sound, drafts, temperatures=temperatures)
     assert plain
     assert drafted == plain

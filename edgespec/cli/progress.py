@@ -87,7 +87,7 @@ class WorkDisplay(ProgressDisplay):
             TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
         )
         self._task = self.bars.add_task("", total=None)
-        self._last = ""
+        self._last = "", False  # what was shown, and whether with a detail
 
     def show(self, what: str, done: float, total: float, detail: str = "") -> None:
         """Show what is being done, how much of it is done, and in a terminal a changing `detail`."""
@@ -97,11 +97,11 @@ class WorkDisplay(ProgressDisplay):
                 description=what + detail,
                 completed=done,
                 total=total,
-                refresh=what != self._last,
+                refresh=(what, detail != "") != self._last,  # lest short work ends before it is drawn
             )
-        elif what != self._last and done < total:
+        elif what != self._last[0] and done < total:
             err.print(what)
-        self._last = what
+        self._last = what, detail != ""
 
 
 class ReadStream(Protocol):

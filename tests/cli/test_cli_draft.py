@@ -198,6 +198,7 @@ def test_in_a_terminal(asked, environment):
     shown = plain(seen.decode())
     for stage in ("writing", "choosing tokens", "training head", "judging"):
         assert stage in shown
+    assert "tokens/s" in shown
     assert "100%" in shown
     assert b"\x1b[?25h" in seen, "the cursor is back"
     assert b"head-q8_0" in out

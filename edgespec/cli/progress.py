@@ -87,7 +87,8 @@ class WorkDisplay(ProgressDisplay):
             TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
         )
         self._task = self.bars.add_task("", total=None)
-        self._last = "", False  # what was shown, and whether with a detail
+        self._last = ""  # what was shown
+        self._had_detail = False
 
     def show(self, what: str, done: float, total: float, detail: str = "") -> None:
         """Show what is being done, how much of it is done, and in a terminal a changing `detail`."""
@@ -97,11 +98,12 @@ class WorkDisplay(ProgressDisplay):
                 description=what + detail,
                 completed=done,
                 total=total,
-                refresh=(what, detail != "") != self._last,  # lest short work ends before it is drawn
+                # A first detail too, lest short work ends before it is drawn.
+                refresh=what != self._last or (detail != "" and not self._had_detail),
             )
-        elif what != self._last[0] and done < total:
+        elif what != self._last and done < total:
             err.print(what)
-        self._last = what, detail != ""
+        self._last, self._had_detail = what, detail != ""
 
 
 class ReadStream(Protocol):

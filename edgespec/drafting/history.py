@@ -30,7 +30,8 @@ import numpy.typing as npt
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.platform.kept import HISTORY, Kept
 from edgespec.platform.locks import locked
-from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.messages import MessageFn, once, silent
+from edgespec.platform.state_file import set_aside
 
 MAX_TOKENS = 524_288
 """Places that a history keeps by default: one for each token, and one for each document's end."""
@@ -107,8 +108,7 @@ class History:
         self.max_tokens = max_tokens
         self.path = kept.path() / "texts.db"
         self._name = kept.name
-        self._on_message = on_message
-        self._said: set[str] = set()
+        self._say = once(on_message)
 
     def load(self, capacity: int = MAX_TOKENS, *, n_vocab: int | None = None) -> npt.NDArray[np.int32]:
         """Return the newest documents, oldest of them first, each followed by -1.
@@ -177,19 +177,20 @@ class History:
         A damaged file is set aside first. Another failure is one line, None, and nothing was changed.
         """
 
-        def once() -> _T | None:
-            with _open(self.path, make=make or any(_old_files(self.path))) as db:
+        def attempt() -> _T | None:
+            old = _old_files(self.path)
+            with _open(self.path, make=make or bool(old), old=old) as db:
                 return work(db) if db else None
 
         try:
             try:
-                return once()
+                return attempt()
             except sqlite3.DatabaseError as error:
                 if not _is_damage(error):
                     raise
             with locked(self.path.with_name(".lock"), mode=0o600):
                 self._set_aside_damaged()
-            return once()
+            return attempt()
         except (OSError, sqlite3.Error) as error:
             self._say(f"the {self._name} {failed}: {_why(self.path, error)}")
             return None
@@ -203,14 +204,7 @@ class History:
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
                 raise
-            aside = self.path.with_name(f"{self.path.name}.set-aside")
-            self.path.replace(aside)
-            self._say(f"{_why(self.path, error)}; set aside as {aside.name}")
-
-    def _say(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            self._on_message(line)
+            set_aside(self.path, str(error), self._say)
 
 
 def find_histories(kept: Kept = HISTORY) -> list[HistoryInfo]:
@@ -223,15 +217,17 @@ def find_histories(kept: Kept = HISTORY) -> list[HistoryInfo]:
 
 
 @contextmanager
-def _open(path: Path, *, make: bool = False) -> Iterator[sqlite3.Connection | None]:
-    """Open the file for one transaction; None where there is none, unless `make` makes it."""
+def _open(path: Path, *, make: bool = False, old: Sequence[Path] = ()) -> Iterator[sqlite3.Connection | None]:
+    """Open the file for one transaction; None where there is none, unless `make` makes it.
+
+    `old`: files of version 1 that it takes over.
+    """
     if make:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     elif not path.exists():
         yield None
         return
-    old = _old_files(path) if make else []
     with closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as db:
         for pragma in ("synchronous=OFF", "secure_delete=ON", "auto_vacuum=FULL"):
             db.execute(f"PRAGMA {pragma}")

@@ -46,7 +46,7 @@ from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.platform.bounded_folder import BoundedFolder
 from edgespec.platform.kept import STATES
-from edgespec.platform.messages import MessageFn
+from edgespec.platform.messages import MessageFn, once
 from edgespec.platform.state_file import DamagedFileError
 
 PIECE = 256
@@ -85,24 +85,16 @@ class StateFolder:
         """Make the folder if there is none; `on_message` takes lines that the user should know."""
         self._path, self._limit = room
         self._folder = state_files(room.path)
-        self._on_message = on_message
-        self._said: set[str] = set()
+        self.tell = on_message
+        """Gives a line to whoever listens, for the user."""
+        self.say = once(on_message)
+        """The same, unless the line was told before."""
         self._known: dict[str, _StoredSequence] = {}
         self._is_refused = False
         try:
             self._folder.make()
         except OSError as error:
             self._refuse(error)
-
-    def say(self, line: str) -> None:
-        """Tell the user a line, unless it was told before."""
-        if line not in self._said:
-            self._said.add(line)
-            self._on_message(line)
-
-    def tell(self, line: str) -> None:
-        """Give a line to whoever listens, for the user."""
-        self._on_message(line)
 
     def _refuse(self, error: OSError) -> None:
         self._is_refused = True
@@ -176,15 +168,19 @@ class StateFolder:
             os.utime(self._path / stored.name)
 
     def write(
-        self, model: str, tokens: array[int], states: Iterator[tuple[int, State]], n_bytes: int
+        self,
+        model: str,
+        tokens: array[int],
+        states: Iterator[tuple[int, State]],
+        n_bytes: int,
+        replaced: Sequence[_StoredSequence] = (),
     ) -> None:
-        """Write a sequence in the place of those that it begins with.
+        """Write a sequence in the place of those `replaced`.
 
         `states`: each with its number of tokens, about `n_bytes` in all.
         """
         if self._is_refused:
             return
-        shorter = [one.name for one in self.sequences(model) if tokens[: len(one.tokens)] == one.tokens]
         try:
             with self._folder.locked():
                 if not self._folder.make_room(n_bytes, self._limit, time.time_ns()):
@@ -201,8 +197,8 @@ class StateFolder:
                     file.write(msgspec.json.encode(_Header(tokens.tolist(), written)))
                     file.seek(0)
                     file.write(_HEAD.pack(_MAGIC, start))
-                for name in shorter:
-                    self._folder.delete(name)
+                for one in replaced:
+                    self._folder.delete(one.name)
         except OSError as error:
             self._refuse(error)
 
@@ -301,19 +297,24 @@ class PromptStates:
             self._folder.say(str(error))
 
     def save(self, session: Session) -> None:
-        """Write a sequence, unless one on disk begins with it, or the weights are not known to be sound."""
+        """Write a sequence in the place of those that it begins with.
+
+        Not one that another on disk begins with, nor where the weights are not known to be sound.
+        """
         tokens = session.written[:]
         if len(tokens) < LEAST or self._cache.model.condition(wait=True) != "sound":
             return
-        for stored in self._folder.sequences(self._model):
+        others = self._folder.sequences(self._model)
+        for stored in others:
             known = stored.tokens[: len(tokens)] if self._cache.has_parts else stored.tokens
             if known == tokens:
                 self._folder.touch(stored)
                 return
         states = self._pieces(session) if self._cache.has_parts else self._whole(session)
         n_bytes = session.state_bytes + 16 * len(tokens)
+        shorter = [one for one in others if tokens[: len(one.tokens)] == one.tokens]
         try:
-            self._folder.write(self._model, tokens, states, n_bytes)
+            self._folder.write(self._model, tokens, states, n_bytes, shorter)
         except EdgespecError as error:
             self._folder.say(str(error))
 

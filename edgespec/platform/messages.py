@@ -10,3 +10,15 @@ MessageFn = Callable[[str], None]
 
 def silent(_line: str) -> None:
     """Drop the line: nobody is to see it."""
+
+
+def once(on_message: MessageFn) -> MessageFn:
+    """Return a function that gives `on_message` each line once, however often it comes."""
+    said: set[str] = set()
+
+    def say(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            on_message(line)
+
+    return say

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from edgespec.platform.locks import locked
-from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.messages import MessageFn, once, silent
 
 T = TypeVar("T")
 
@@ -51,8 +51,8 @@ class StateFile(Generic[T]):
         self.path = path
         self._parse = parse
         self._lock = path.with_name(lock)
-        self._on_message = on_message
-        self._said: set[str] = set()
+        self.say = once(on_message)
+        """Tells the user a line, unless it was told before."""
 
     def peek(self) -> T | None:
         """Return the file's value, None if there is no file; a damaged file stays where it is.
@@ -115,16 +115,15 @@ class StateFile(Generic[T]):
         try:
             return self.peek()
         except DamagedFileError as error:
-            aside = self.path.with_name(f"{self.path.name}.set-aside")
-            self.path.replace(aside)
-            self.say(f"{self.path}: {error}; set aside as {aside.name}")
+            set_aside(self.path, str(error), self.say)
             return None
 
-    def say(self, line: str) -> None:
-        """Tell the user a line, unless it was told before."""
-        if line not in self._said:
-            self._said.add(line)
-            self._on_message(line)
+
+def set_aside(path: Path, why: str, say: MessageFn) -> None:
+    """Rename a file that cannot be used, in the place of an earlier one, and say so. Raises OSError."""
+    aside = path.with_name(f"{path.name}.set-aside")
+    path.replace(aside)
+    say(f"{path}: {why}; set aside as {aside.name}")
 
 
 def write_all(file: int, data: bytes | memoryview, offset: int) -> None:

@@ -335,7 +335,7 @@ def write_all(history, writer, n):
 
 def read_until(history, stop):
     """Read while others write: whole documents only, and nothing to say."""
-    history._on_message = pytest.fail
+    history._say = pytest.fail
     while not stop.exists():
         for writer, i, *rest in documents(history.load(1 << 20)):
             assert [writer, i, *rest] == written(writer, i)

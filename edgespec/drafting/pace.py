@@ -495,8 +495,8 @@ class BatchPace:
         self._begin(0)
 
     def _begin(self, n_texts: int) -> None:
-        alike = [n for n in self._found if not self._changed(n, n_texts)]
-        self._n_texts = min(alike, key=lambda n: abs(n - n_texts), default=n_texts)
+        known = [n for n in self._found if not self._changed(n, n_texts)]
+        self._n_texts = min(known, key=lambda n: abs(n - n_texts), default=n_texts)
         self._n_steps, self._spent, self._plain = 0, 0.0, 0.0
         self._n_left = self._found.get(self._n_texts, 0)  # steps of the rest under way
         self._rest = max(_SHORTEST, self._n_left)

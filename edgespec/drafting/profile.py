@@ -62,14 +62,13 @@ class CostCurve:
 
     def at(self, n_past: int) -> list[float]:
         """Return T(0) = 0, T(1) .. T(N_MAX) after `n_past` tokens, in the curve's unit."""
-        near = self.passes[0]
-        return [0.0, *(max(a + b, a * 0.5) for a, b in zip(near, self.growth(n_past), strict=True))]
+        share = _share_of_growth(n_past)
+        return [0.0, *(max(a + (b - a) * share, a * 0.5) for a, b in zip(*self.passes, strict=True))]
 
-    def growth(self, n_past: int) -> list[float]:
-        """The part of T(1) .. T(N_MAX) that the context adds to what they cost at CONTEXTS[0]: attention."""
-        share = (n_past - CONTEXTS[0]) / (CONTEXTS[1] - CONTEXTS[0])
-        share = max(share, -CONTEXTS[0] / CONTEXTS[1])
-        return [(b - a) * share for a, b in zip(*self.passes, strict=True)]
+
+def _share_of_growth(n_past: int) -> float:
+    """How much of what T grows from the shorter context to the longer it has grown after `n_past` tokens."""
+    return max((n_past - CONTEXTS[0]) / (CONTEXTS[1] - CONTEXTS[0]), -CONTEXTS[0] / CONTEXTS[1])
 
 
 # T(n) / T(1) of edgespec's kernels and of llama.cpp's (1.5B Q4_K_M, context 128), for the first steps on a
@@ -158,8 +157,7 @@ class PassCosts:
 
     def _before(self, n_past: int) -> tuple[np.ndarray, np.ndarray]:
         """T(1) .. T(N_MAX) by the curve and the context alone, and what of it the context adds."""
-        share = max((n_past - CONTEXTS[0]) / (CONTEXTS[1] - CONTEXTS[0]), -CONTEXTS[0] / CONTEXTS[1])
-        added = math.exp(self._log_growth) * share * self._growth
+        added = math.exp(self._log_growth) * _share_of_growth(n_past) * self._growth
         return np.maximum(self._near + added, 0.5 * self._near), added
 
     def at(self, n_past: int) -> list[float]:

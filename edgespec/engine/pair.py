@@ -216,10 +216,6 @@ class Pair(Closing):
         drafts = self.options.drafter != "none"
         return target_rollback(self.target_header, parallel=self.parallel, drafts=drafts)
 
-    def _headers(self) -> list[GGUFHeader]:
-        draft = self.draft.header
-        return [self.target_header, draft] if draft else [self.target_header]
-
     def load(self, on_message: Callable[[str], None]) -> None:
         """Load the models; `on_message` takes lines that the user should know."""
         try:

@@ -1,11 +1,12 @@
-"""Measures two versions of edgespec beside each other: whole texts alone, drafted, and of 16 clients at once.
+"""Measures two versions of edgespec beside each other: whole texts alone, drafted, and of clients at once.
 
     git worktree add /tmp/before main; cd /tmp/before; make .venv/.installed; cd -
     .venv/bin/python bench/two_versions.py /tmp/before/.venv/bin/python .venv/bin/python --rounds 5
 
 Each version has a process of its own, which uses the public Python API alone and sleeps while the other one
 works. A round does each task once with each, in an order that turns. Ratios are taken within a round: tokens
-a second of the second version over those of the first; medians, with quartiles. Greedy texts are compared.
+a second of the second version over those of the first; medians, with quartiles. Texts are compared: with a
+temperature each has a seed.
 """
 
 from __future__ import annotations
@@ -25,24 +26,23 @@ PROMPTS = (
     "Summarize the rules of chess.",
 )
 TASKS = ("plain", "auto", "clients")
-N_CLIENTS = 16
 
 
-def work(n_predict: int) -> None:
+def work(n_predict: int, temperature: float, n_clients: int) -> None:
     """Answer tasks, a line of stdin each, with tokens, seconds and texts."""
     from edgespec import Engine, SamplingParams
 
-    greedy = SamplingParams(temperature=0)
+    params = SamplingParams(temperature=temperature, seed=1)
     with (
         Engine(profile=False, on_message=lambda _: None) as alone,
-        Engine(profile=False, parallel=N_CLIENTS, on_message=lambda _: None) as many,
+        Engine(profile=False, parallel=n_clients, on_message=lambda _: None) as many,
     ):
         print("ready", flush=True)
         for line in sys.stdin:
             started = time.perf_counter()
             if line.strip() == "clients":
-                prompts = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(N_CLIENTS)]
-                streams = [many.stream(one, params=greedy, n_predict=n_predict // 2) for one in prompts]
+                prompts = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(n_clients)]
+                streams = [many.stream(one, params=params, n_predict=n_predict // 2) for one in prompts]
                 while not all(stream.finished for stream in streams):
                     many.step()
                     for stream in streams:
@@ -51,7 +51,7 @@ def work(n_predict: int) -> None:
             else:
                 drafter: Literal["none", "auto"] = "none" if line.strip() == "plain" else "auto"
                 results = [
-                    alone.generate(one, params=greedy, n_predict=n_predict, drafter=drafter)
+                    alone.generate(one, params=params, n_predict=n_predict, drafter=drafter)
                     for one in PROMPTS
                 ]
             seconds = time.perf_counter() - started
@@ -66,14 +66,16 @@ def main() -> None:
     made.add_argument("pythons", nargs="*", metavar="PYTHON", help="two interpreters, with a version each")
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--tokens", type=int, default=96, help="tokens of a text")
+    made.add_argument("--temp", type=float, default=0.0, help="temperature")
+    made.add_argument("--clients", type=int, default=16, help="at once")
     made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = made.parse_args()
     if args.worker:
-        work(args.tokens)
+        work(args.tokens, args.temp, args.clients)
         return
     if len(args.pythons) != 2:
         made.error("name two interpreters")
-    workers = [start(python, args.tokens) for python in args.pythons]
+    workers = [start(python, args) for python in args.pythons]
     for worker in workers:
         read(worker)
     rates: dict[str, list[list[float]]] = {task: [] for task in TASKS}
@@ -101,9 +103,10 @@ def print_row(task: str, rows: list[list[float]]) -> None:
     print(f"{task:8} {first:7.2f} {second:7.2f} tokens/s   ratio {middle:.3f} ({low:.3f} to {high:.3f})")
 
 
-def start(python: str, n_predict: int) -> subprocess.Popen[str]:
+def start(python: str, args: argparse.Namespace) -> subprocess.Popen[str]:
     """Return a worker of this interpreter's edgespec."""
-    command = [python, __file__, "--worker", "--tokens", str(n_predict)]
+    options = [f"--{name}={getattr(args, name)}" for name in ("tokens", "temp", "clients")]
+    command = [python, __file__, "--worker", *options]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

@@ -32,7 +32,7 @@ def work(n_predict: int, temperature: float, n_clients: int) -> None:
     """Answer tasks, a line of stdin each, with tokens, seconds and texts."""
     from edgespec import Engine, SamplingParams
 
-    params = SamplingParams(temperature=temperature, seed=1)
+    params = SamplingParams(temperature=temperature)
     with (
         Engine(profile=False, on_message=lambda _: None) as alone,
         Engine(profile=False, parallel=n_clients, on_message=lambda _: None) as many,
@@ -42,7 +42,7 @@ def work(n_predict: int, temperature: float, n_clients: int) -> None:
             started = time.perf_counter()
             if line.strip() == "clients":
                 prompts = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(n_clients)]
-                streams = [many.stream(one, params=params, n_predict=n_predict // 2) for one in prompts]
+                streams = [many.stream(one, params=params, seed=1, n_predict=n_predict // 2) for one in prompts]
                 while not all(stream.finished for stream in streams):
                     many.step()
                     for stream in streams:
@@ -51,7 +51,7 @@ def work(n_predict: int, temperature: float, n_clients: int) -> None:
             else:
                 drafter: Literal["none", "auto"] = "none" if line.strip() == "plain" else "auto"
                 results = [
-                    alone.generate(one, params=params, n_predict=n_predict, drafter=drafter)
+                    alone.generate(one, params=params, seed=1, n_predict=n_predict, drafter=drafter)
                     for one in PROMPTS
                 ]
             seconds = time.perf_counter() - started

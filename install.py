@@ -29,9 +29,8 @@ from threading import Event
 from edgespec.cli.console import INTERRUPTED, message, print_error
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.entries import Entry
-from edgespec.models.pull import Puller, PullProgress, StopRequest, run_together
-from edgespec.models.wheels import pip_reason
+from edgespec.models.pull import Puller, PullProgress, StopRequest, pip_reason, run_together
+from edgespec.models.registry import Entry
 from edgespec.platform.kept import BUILDS
 from pi.needs import TO_COMPILE, compiler_lacking
 

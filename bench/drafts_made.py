@@ -36,7 +36,7 @@ from edgespec.apps.bench.runs import PLAIN, Run
 from edgespec.apps.bench.suites import DEFAULT, HUMAN_EVAL, OVERALL, Suite
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.models.draft_records import read_record
-from edgespec.models.hashes import sha256_of
+from edgespec.models.store import sha256_of
 from prompts import Limits
 from ratios import Ratios, interval, shown, shown_interval
 from script import Measuring, numbers, parser, require_kernels, start

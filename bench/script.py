@@ -22,7 +22,7 @@ from edgespec.apps.bench.machine import MachineWatch, facts
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import llama
-from edgespec.platform.cpu import default_threads, read_cpu
+from edgespec.platform.machine import default_threads, read_cpu
 
 _RESULTS = Path(__file__).parent / "results"
 

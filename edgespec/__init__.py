@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgespec.errors import EdgespecError, UsageError
     from edgespec.llama.choices import StateRoom
     from edgespec.platform.metering import Measurement
-    from edgespec.platform.signals import Cancellation
+    from edgespec.platform.processes import Cancellation
 
 __all__ = [
     "Cancellation",
@@ -44,7 +44,7 @@ _HOMES = {
     "decoding.grammar.grammar": ("Grammar",),
     "decoding.options": ("Options", "Waking"),
     "llama.choices": ("StateRoom",),
-    "platform.signals": ("Cancellation",),
+    "platform.processes": ("Cancellation",),
     "decoding.records": ("Result", "Stats", "Token"),
     "decoding.sampling": ("SamplingParams",),
     "engine.stream": ("Stream",),

@@ -1,7 +1,8 @@
-"""The errors a user may meet: one clear line each, and an exit code."""
+"""The errors a user may meet: one clear line each, and an exit code; and lines that do not end the work."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from numbers import Integral, Real
 from types import TracebackType
 from typing import get_args
@@ -109,3 +110,23 @@ def check_choice(field: str, value: str | None, choices: object) -> None:
     """Raise UsageError unless `value` is a word of `choices`, a Literal type."""
     if value not in get_args(choices):
         raise UsageError(f"must be one of {', '.join(get_args(choices))}", field=field, value=value)
+
+
+MessageFn = Callable[[str], None]
+"""Takes one line, without its end."""
+
+
+def silent(_line: str) -> None:
+    """Drop the line: nobody is to see it."""
+
+
+def once(on_message: MessageFn) -> MessageFn:
+    """Return a function that gives `on_message` each line once, however often it comes."""
+    said: set[str] = set()
+
+    def say(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            on_message(line)
+
+    return say

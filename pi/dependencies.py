@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
-from edgespec.models.sources import one_line
+from edgespec.models.hub import one_line
 
 _GLIBC = 36  # 2.36: Raspberry Pi OS bookworm's
 _OLDEST_GLIBC = 17  # 2.17: manylinux2014's, the oldest that wheels for ARM are built for

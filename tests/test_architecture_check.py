@@ -16,7 +16,7 @@ from architecture_table import MTP
 from edgespec import Engine, SamplingParams
 from edgespec.llama.gguf_header import read_results
 from edgespec.llama.session import Session
-from edgespec.platform.child import ReportingChild
+from edgespec.platform.processes import ReportingChild
 from models_supported import COLUMNS, MARK, markdown, problems, supports
 from tiny_models import ARCHITECTURES, make_tiny
 from toy_models import chi_square_p_value

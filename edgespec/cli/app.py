@@ -26,8 +26,8 @@ from edgespec.cli.console import (
     wrapped,
 )
 from edgespec.errors import EdgespecError, OutputUnread, UsageError, describe_os_error
-from edgespec.platform.cpu import address_limit, is_refusal, why_refused
 from edgespec.platform.files import ignored_folders
+from edgespec.platform.machine import address_limit, is_refusal, why_refused
 from edgespec.platform.plugins import (
     DEBUG,
     PluginError,

@@ -14,8 +14,8 @@ from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.options import JsonOption
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.models.entries import nearest
-from edgespec.models.sources import format_size
+from edgespec.models.hub import format_size
+from edgespec.models.registry import nearest
 from edgespec.models.store import Store
 from edgespec.platform.files import cache_root, check_file, expand_user
 from edgespec.platform.kept import EVERYTHING, FORGE, HISTORY, MODELS, Kept

@@ -18,9 +18,9 @@ from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import check_model_file, tokenizer_fingerprint
 from edgespec.llama.weights import Model
-from edgespec.models.found.files import is_inside
+from edgespec.models.found import is_inside
+from edgespec.models.hub import format_size
 from edgespec.models.resolve import resolve
-from edgespec.models.sources import format_size
 
 _LARGEST = 1_000_000  # bytes of a text file
 _BATCH = 32_768  # tokens written at once: few beside a history, many beside the cost of searching it

@@ -97,7 +97,7 @@ def chat_command(
     """Talk with a model. From a pipe, each line is a turn. /help says what else can be typed."""
     from edgespec.cli.chat_lines import Chat, ChatSettings, check_unicode
     from edgespec.cli.conversation import LastConversation
-    from edgespec.platform.signals import SignalPipe
+    from edgespec.platform.processes import SignalPipe
 
     drafter = drafting.chosen()
     options = _options(drafting, length, sampling)

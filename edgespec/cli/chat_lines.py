@@ -45,7 +45,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.thinking import Thinking
-from edgespec.models.sources import format_size
+from edgespec.models.hub import format_size
 from edgespec.platform.files import expand_user
 
 # ---- reads lines typed in `edgespec chat`: with prompt_toolkit's editing, or plainly in a dumb terminal ----

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgespec.errors import EdgespecError, OutputUnread
-from edgespec.models.sources import format_size
+from edgespec.models.hub import format_size
 from edgespec.platform.files import lines_of
 
 INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it

@@ -17,14 +17,12 @@ from typing import Literal
 import msgspec
 
 from edgespec.decoding.records import Result
-from edgespec.errors import EdgespecError, UsageError, check_text, describe_os_error
+from edgespec.errors import EdgespecError, MessageFn, UsageError, check_text, describe_os_error
 from edgespec.llama.gguf_header import file_fingerprint
 from edgespec.llama.thinking import AS_USUAL, Thinking
 from edgespec.llama.weights import Model
 from edgespec.platform.files import write_atomically
-from edgespec.platform.kept import CONVERSATIONS
-from edgespec.platform.messages import MessageFn
-from edgespec.platform.state_file import DamagedFileError, StateFile
+from edgespec.platform.kept import CONVERSATIONS, DamagedFileError, StateFile
 
 _VERSION = 1
 _MAX_BYTES = 64 << 20  # of a file: a thousand times what fits in a usual context

@@ -13,7 +13,7 @@ from edgespec.cli.console import out, print_line, print_table
 from edgespec.cli.groups import shown
 from edgespec.cli.options import JsonOption
 from edgespec.errors import EdgespecError
-from edgespec.models.sources import format_size
+from edgespec.models.hub import format_size
 
 if TYPE_CHECKING:
     from edgespec.cli.doctor_report import Report

@@ -34,7 +34,6 @@ from edgespec.llama.kernels import STOCK, Kernels, memory_bandwidth
 from edgespec.llama.mtp import MtpTarget, why_no_mtp
 from edgespec.llama.packed_file import PackedTensor
 from edgespec.llama.weights import Model
-from edgespec.models.entries import Entry, Registry
 from edgespec.models.footprint import (
     PROCESS_BYTES,
     USUAL_CTX,
@@ -45,23 +44,28 @@ from edgespec.models.footprint import (
     states_bytes,
     target_rollback,
 )
+from edgespec.models.found import ARCHITECTURE
 from edgespec.models.quantizations import BITS
-from edgespec.models.registry import load_registry
+from edgespec.models.registry import Entry, Registry, load_registry
 from edgespec.models.resolve import resolve
 from edgespec.models.store import Store
-from edgespec.models.whisper_files import ARCHITECTURE
-from edgespec.platform.cpu import (
+from edgespec.platform.machine import (
+    MOST_OTHER_LOAD,
+    OtherLoad,
     cpu_quota,
     default_threads,
     device_model,
     device_revision,
     fast_cores,
+    memory_left,
+    peak_rss_bytes,
     physical_cores,
+    processor_clock,
     read_cpu,
+    temperatures,
+    throttling,
+    total_bytes,
 )
-from edgespec.platform.machine import processor_clock, temperatures, throttling
-from edgespec.platform.memory import memory_left, peak_rss_bytes, total_bytes
-from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
 from edgespec.platform.plugins import part
 
 Report = dict[str, Any]

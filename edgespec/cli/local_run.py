@@ -18,10 +18,9 @@ from pathlib import Path
 import msgspec
 from filelock import lock_descriptor
 
-from edgespec.models.hub_names import other_files
+from edgespec.models.hub import other_files
 from edgespec.platform.files import own_file, temporary_path
-from edgespec.platform.kept import SERVERS
-from edgespec.platform.state_file import FileIdentity, identity_of
+from edgespec.platform.kept import SERVERS, FileIdentity, identity_of
 
 PATH = "/edgespec/run"
 

@@ -19,15 +19,13 @@ from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.engine.model_choice import has_mtp_head
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import draft_records
-from edgespec.models.entries import Entry, Registry
-from edgespec.models.found.catalog import list_found
-from edgespec.models.found.files import FoundModel
-from edgespec.models.found.ollama import is_ollama_name
-from edgespec.models.hashes import file_sha256
-from edgespec.models.hub_names import hub_name, is_hub_name
+from edgespec.models.found import FoundModel, is_ollama_name, list_found
+from edgespec.models.hub import format_size, hub_name, is_hub_name
 from edgespec.models.pull import Puller, VerifiedFile
 from edgespec.models.registry import (
     DEFAULT_VARIABLE,
+    Entry,
+    Registry,
     add_local,
     load_registry,
     remove_local,
@@ -35,14 +33,13 @@ from edgespec.models.registry import (
     user_models_file,
 )
 from edgespec.models.resolve import locate, resolve
-from edgespec.models.sources import format_size
-from edgespec.models.store import Store
+from edgespec.models.store import Store, file_sha256
 from edgespec.platform.files import expand_user
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edgespec.models.found.facts import FactsReader
+    from edgespec.models.footprint import FactsReader
 
 
 # ---- `edgespec models scan`: models on this disk, whoever pulled them ----
@@ -65,7 +62,7 @@ def scan_command(
 
     Headers are read, no weights. A draft is one with the same vocabulary that is worth trying.
     """
-    from edgespec.models.found.facts import FactsReader
+    from edgespec.models.footprint import FactsReader
 
     listing = list_found([expand_user(folder).absolute() for folder in folders or ()])
     reader = FactsReader()
@@ -94,7 +91,7 @@ def _scanned(model: FoundModel, models: list[FoundModel], reader: FactsReader) -
     from edgespec.engine.model_choice import choose_models
     from edgespec.llama.kernel_coverage import kernel_coverage
     from edgespec.models.draft_records import is_here
-    from edgespec.models.found.facts import draft_to_pull
+    from edgespec.models.footprint import draft_to_pull
 
     problem, facts = model.problem, None
     try:
@@ -440,7 +437,7 @@ def add_command(
 ) -> None:
     """Give your own GGUF file a name, in your models.toml."""
     from edgespec.llama.gguf_header import check_complete_file, check_model_file
-    from edgespec.models.whisper_files import ARCHITECTURE, foreign_whisper, is_whisper_source
+    from edgespec.models.found import ARCHITECTURE, foreign_whisper, is_whisper_source
 
     path = expand_user(file).absolute()
     if is_whisper_source(path):

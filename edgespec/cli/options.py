@@ -19,8 +19,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.model_choice import ChosenModels, choose_refs
 from edgespec.errors import UsageError
 from edgespec.llama.choices import CacheChoice, KernelsChoice, Pooling, StateRoom
-from edgespec.models.entries import Entry
-from edgespec.models.registry import load_registry
+from edgespec.models.registry import Entry, load_registry
 from edgespec.models.store import Store
 from edgespec.platform.files import expand_user
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:  # not at run time: a shell completes options without loading 
     from edgespec.decoding.choices import Objective
     from edgespec.engine.engine import Engine
     from edgespec.platform.metering import Meter
-    from edgespec.platform.signals import Cancellation
+    from edgespec.platform.processes import Cancellation
 
 DRAFTING = "Drafting"
 ENERGY = "Energy"

@@ -46,7 +46,7 @@ def profile_command(
     from edgespec.drafting.measure import measure
     from edgespec.drafting.profile import ProfileKey
     from edgespec.platform.metering import choose_meter
-    from edgespec.platform.signals import SignalPipe
+    from edgespec.platform.processes import SignalPipe
 
     chosen = models.pull("auto", compute)
     drafter: DrafterName = "model" if chosen.draft else "mtp" if has_mtp_head(chosen.target.found) else "none"

@@ -25,10 +25,10 @@ from rich.table import Column
 from rich.text import Text
 
 from edgespec.cli.console import err
-from edgespec.models.entries import Entry
+from edgespec.models.hub import format_size
 from edgespec.models.pull import Phase, Puller, PullProgress
+from edgespec.models.registry import Entry
 from edgespec.models.resolve import ModelRef, ref_of
-from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:
     from edgespec.decoding.records import PromptProgress, Token

@@ -334,7 +334,7 @@ def run_command(
             return _show_served(served, output, history=drafting.cache)
     from edgespec.cli.render import ExplainedSteps
     from edgespec.decoding.grammar.grammar import Grammar
-    from edgespec.platform.signals import SignalPipe
+    from edgespec.platform.processes import SignalPipe
 
     meter = output.meter()
     names = models.pull(

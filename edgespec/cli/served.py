@@ -26,7 +26,7 @@ from edgespec.cli.progress import StreamDisplay
 from edgespec.decoding.records import Origin, PromptProgress, Result, Tally, Token, summarise
 from edgespec.errors import EdgespecError, ServerLost
 from edgespec.models.resolve import resolve
-from edgespec.platform.memory import peak_rss_bytes
+from edgespec.platform.machine import peak_rss_bytes
 
 if TYPE_CHECKING:
     from edgespec.decoding.choices import DrafterChoice

@@ -34,7 +34,7 @@ from edgespec.drafting.foreign.vocabulary_match import vocabulary_difference
 from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.pace import Policy
 from edgespec.drafting.profile import N_MAX, CostCurve, block_curve
-from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.errors import EdgespecError, MessageFn, UsageError, describe_os_error
 from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.block_rows import PlainRows, rows_maker
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
@@ -58,10 +58,9 @@ from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.draft_records import paired_draft
-from edgespec.models.hashes import sha256_of
 from edgespec.models.resolve import ModelRef, named_as, resolve
+from edgespec.models.store import sha256_of
 from edgespec.platform.closing import Closing
-from edgespec.platform.messages import MessageFn
 
 if TYPE_CHECKING:
     from edgespec.drafting.draft_search import DraftSearch

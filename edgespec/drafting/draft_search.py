@@ -11,18 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.drafting.profile import CONTEXTS, Profile, ProfileKey, load
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, MessageFn
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_results
 from edgespec.llama.kernel_coverage import kernel_coverage
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
-from edgespec.models.footprint import USUAL_CTX, fits_in_memory
-from edgespec.models.found.catalog import list_found
-from edgespec.models.found.facts import FactsReader, ModelFacts, draft_to_pull, facts_of
-from edgespec.models.found.files import FoundModel, real_path
+from edgespec.models.footprint import (
+    USUAL_CTX,
+    FactsReader,
+    ModelFacts,
+    draft_to_pull,
+    facts_of,
+    fits_in_memory,
+)
+from edgespec.models.found import FoundModel, list_found, real_path
+from edgespec.models.hub import format_size
 from edgespec.models.registry import load_registry
-from edgespec.models.sources import format_size
-from edgespec.platform.messages import MessageFn
 
 MOST_OF_TARGET = 0.6
 """Largest draft, in bytes of the target's file."""

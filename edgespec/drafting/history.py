@@ -27,11 +27,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.platform.kept import HISTORY, Kept
-from edgespec.platform.locks import locked
-from edgespec.platform.messages import MessageFn, once, silent
-from edgespec.platform.state_file import set_aside
+from edgespec.errors import EdgespecError, MessageFn, describe_os_error, once, silent
+from edgespec.platform.files import locked
+from edgespec.platform.kept import HISTORY, Kept, set_aside
 
 MAX_TOKENS = 524_288
 """Places that a history keeps by default: one for each token, and one for each document's end."""

@@ -25,9 +25,9 @@ from edgespec.llama.lent_cache import LentCache, LentSession
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import draft_rollback, fits_in_memory, target_rollback
+from edgespec.platform.machine import MOST_OTHER_LOAD, OtherLoad
 from edgespec.platform.metering import Meter
-from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
-from edgespec.platform.signals import Cancellation
+from edgespec.platform.processes import Cancellation
 
 _BUDGET_S = 80.0  # with loading the models it should end within 90
 _MOST_SPREAD = 0.15  # of the repeats, above which a measurement is not relied on

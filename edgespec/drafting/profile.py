@@ -29,13 +29,11 @@ import msgspec
 import numpy as np
 
 from edgespec.decoding.option_table import MAX_GAMMA
-from edgespec.errors import UsageError, describe_os_error
+from edgespec.errors import MessageFn, UsageError, describe_os_error, silent
 from edgespec.llama.backend import library_version
 from edgespec.llama.gguf_header import GGUFHeader, file_fingerprint
-from edgespec.platform.cpu import read_cpu
-from edgespec.platform.kept import PROFILES
-from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.state_file import DamagedFileError, StateFile, parse_json
+from edgespec.platform.kept import PROFILES, DamagedFileError, StateFile, parse_json
+from edgespec.platform.machine import read_cpu
 
 # ---- curves ----
 

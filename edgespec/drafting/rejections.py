@@ -25,8 +25,8 @@ from edgespec._core import Sampler
 from edgespec.decoding.drafter import DraftOutcome
 from edgespec.drafting.history import History
 from edgespec.drafting.proposal import Proposal
+from edgespec.errors import MessageFn, silent
 from edgespec.platform.kept import REJECTED
-from edgespec.platform.messages import MessageFn, silent
 
 MAX_WORDS = 1 << 20
 """Words kept of a target, 4 MB: about 110,000 tokens of texts, of which two in five are places."""

@@ -44,8 +44,7 @@ from edgespec.drafting.profile import N_MAX, Clocks, PassCosts
 from edgespec.drafting.proposal import DraftStep, Proposal, SuffixOffer, learn_step
 from edgespec.drafting.rejections import PlacesOfText
 from edgespec.drafting.suffix import Document, SuffixDrafts, n_before_answer
-from edgespec.errors import EdgespecError
-from edgespec.platform.messages import MessageFn, silent
+from edgespec.errors import EdgespecError, MessageFn, silent
 
 # ---- the draft model as a source ----
 

@@ -29,17 +29,15 @@ from edgespec.engine.lossy.cascade import Cascade
 from edgespec.engine.model_choice import ChosenModels
 from edgespec.engine.pair import Pair, PairOptions, Plan, make_plan
 from edgespec.engine.stream import Stream
-from edgespec.errors import EdgespecError, UsageError, check_choice, check_text
+from edgespec.errors import EdgespecError, MessageFn, UsageError, check_choice, check_text
 from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.choices import CacheChoice, KernelsChoice, StateRoom
 from edgespec.llama.session import Session
 from edgespec.llama.thinking import Thinking
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
-from edgespec.platform.forks import HomeLock
-from edgespec.platform.messages import MessageFn
 from edgespec.platform.metering import Meter
-from edgespec.platform.signals import Cancellation
+from edgespec.platform.processes import Cancellation, HomeLock
 
 # ---- the requests that an engine runs: their sessions and drafters, and what is kept when they end ----
 

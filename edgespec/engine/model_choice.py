@@ -16,8 +16,7 @@ from typing import NamedTuple
 from edgespec.decoding.choices import DrafterChoice, is_draftless
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import drafts_for, is_here, paired_draft
-from edgespec.models.entries import Entry
-from edgespec.models.registry import DEFAULT_VARIABLE, load_registry, user_models_file
+from edgespec.models.registry import DEFAULT_VARIABLE, Entry, load_registry, user_models_file
 from edgespec.models.resolve import ModelRef, locate
 from edgespec.models.store import Store
 

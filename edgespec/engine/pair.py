@@ -57,12 +57,11 @@ from edgespec.models.footprint import (
     draft_rollback,
     target_rollback,
 )
-from edgespec.models.hashes import sha256_of
 from edgespec.models.resolve import model_header
+from edgespec.models.store import sha256_of
 from edgespec.platform.closing import Closing
-from edgespec.platform.cpu import default_threads
-from edgespec.platform.memory import available_bytes
-from edgespec.platform.signals import Cancellation
+from edgespec.platform.machine import available_bytes, default_threads
+from edgespec.platform.processes import Cancellation
 from edgespec.platform.turns import IdleTime
 
 # ---- how a target and its draft model are loaded and run ----

@@ -24,9 +24,9 @@ from edgespec.decoding.records import (
 )
 from edgespec.errors import EdgespecError
 from edgespec.llama.weights import Model
-from edgespec.platform.forks import HomeLock
-from edgespec.platform.memory import peak_rss_bytes
+from edgespec.platform.machine import peak_rss_bytes
 from edgespec.platform.metering import Measurement, MeterWindow
+from edgespec.platform.processes import HomeLock
 
 
 class Stream:

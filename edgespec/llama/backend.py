@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 from edgespec.errors import EdgespecError
-from edgespec.platform.cpu import is_refusal, why_refused
 from edgespec.platform.files import lines_of
+from edgespec.platform.machine import is_refusal, why_refused
 
 
 def _bindings() -> ModuleType:

@@ -48,7 +48,7 @@ from edgespec.llama.kernels import Plugin
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.weights import Model
-from edgespec.platform.forks import finalize
+from edgespec.platform.processes import finalize
 
 TARGET = HEAD_PREFIX + "target"
 TOKEN_IDS, N_VOCAB = DRAFT_PREFIX + "token_ids", DRAFT_PREFIX + "n_vocab"

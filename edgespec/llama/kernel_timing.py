@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from edgespec.errors import EdgespecError
 from edgespec.platform.closing import Closing
-from edgespec.platform.cpu import cache_bytes
+from edgespec.platform.machine import cache_bytes
 
 
 class CPrefetch(ctypes.Structure):

@@ -31,7 +31,7 @@ from edgespec.llama import backend
 from edgespec.llama.kernel_timing import CPrefetch, Prefetch, WeightStream, beyond_caches
 from edgespec.llama.packed_file import PackedTensor
 from edgespec.llama.selftest import SelfTest, self_test
-from edgespec.platform.memory import available_bytes
+from edgespec.platform.machine import available_bytes
 
 STOCK = "stock"
 """Name of llama.cpp's own kernels, where edgespec names the kernels in use."""

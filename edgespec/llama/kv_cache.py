@@ -27,7 +27,7 @@ from edgespec.llama.hidden_states import Outputs
 from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Rollback, RollbackSize, State, bytes_of
 from edgespec.llama.states import States
 from edgespec.platform.closing import Closing
-from edgespec.platform.forks import HomeProcess, finalize
+from edgespec.platform.processes import HomeProcess, finalize
 
 if TYPE_CHECKING:
     from edgespec.llama.weights import Model

@@ -30,14 +30,11 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from edgespec._core import Interrupt
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, MessageFn, UsageError
 from edgespec.llama.gguf_header import GGUFHeader, file_fingerprint
-from edgespec.platform.bounded_folder import BoundedFolder
-from edgespec.platform.kept import PACKED_WEIGHTS
-from edgespec.platform.memory import available_bytes, cached_share
-from edgespec.platform.messages import MessageFn
-from edgespec.platform.signals import is_requested
-from edgespec.platform.state_file import identity_of, write_all
+from edgespec.platform.kept import PACKED_WEIGHTS, BoundedFolder, identity_of, write_all
+from edgespec.platform.machine import available_bytes, cached_share
+from edgespec.platform.processes import is_requested
 from edgespec.platform.turns import IdleTime
 
 SWITCH = "EDGESPEC_PACKED_WEIGHTS"

@@ -20,10 +20,8 @@ import msgspec
 
 from edgespec.errors import EdgespecError
 from edgespec.llama.kernel_timing import MatrixShape, Prefetch, WeightStream, beyond_caches
-from edgespec.platform.child import run_in_child
-from edgespec.platform.cpu import default_threads
-from edgespec.platform.memory import available_bytes
-from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
+from edgespec.platform.machine import MOST_OTHER_LOAD, OtherLoad, available_bytes, default_threads
+from edgespec.platform.processes import run_in_child
 
 CANDIDATES = (Prefetch(), Prefetch(1, 4096), Prefetch(1, 8192), Prefetch(2, 4096), Prefetch(2, 16384))
 """The default comes first. Past the other caches Intel fetches at half the speed, AMD a little faster."""

@@ -6,7 +6,7 @@
             the states, as llama.cpp writes them
             the header: tokens, sizes of states      JSON
 
-What deletes the oldest, and what else lies in the folder: platform/bounded_folder.py.
+What deletes the oldest, and what else lies in the folder: platform/kept.py.
 
 A sequence is written when it leaves memory, and at the end. Where cells can be copied by themselves, its
 states are those of PIECE tokens each, so that a prompt takes as many as it begins with. A recurrent state,
@@ -35,7 +35,7 @@ import msgspec
 import numpy as np
 
 from edgespec.decoding.session import as_ints, n_common
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, MessageFn, once
 from edgespec.llama.choices import StateRoom
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
@@ -44,10 +44,7 @@ from edgespec.llama.rollback import State
 from edgespec.llama.selftest import build_hash
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.platform.bounded_folder import BoundedFolder
-from edgespec.platform.kept import STATES
-from edgespec.platform.messages import MessageFn, once
-from edgespec.platform.state_file import DamagedFileError
+from edgespec.platform.kept import STATES, BoundedFolder, DamagedFileError
 
 PIECE = 256
 """Tokens of a state, where cells are copied by themselves."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import last_log_error, llama, whole_log
-from edgespec.platform.child import ReportingChild, answer, say
+from edgespec.platform.processes import ReportingChild, answer, say
 
 if TYPE_CHECKING:
     from edgespec.llama.importance import Importance

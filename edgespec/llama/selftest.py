@@ -22,10 +22,9 @@ import msgspec
 
 from edgespec.errors import UsageError
 from edgespec.llama.prefetch import PrefetchChoice, measure, unmeasured
-from edgespec.platform.child import run_in_child
-from edgespec.platform.cpu import read_cpu
-from edgespec.platform.kept import SELF_TESTS
-from edgespec.platform.state_file import StateFile, parse_struct
+from edgespec.platform.kept import SELF_TESTS, StateFile, parse_struct
+from edgespec.platform.machine import read_cpu
+from edgespec.platform.processes import run_in_child
 
 TIMEOUT_S = 20.0
 """The test takes about a second, and longer on a busy machine."""

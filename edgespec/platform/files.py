@@ -1,6 +1,7 @@
-"""The user's directories, and files replaced atomically: no reader sees half of one.
+"""The user's directories, files replaced atomically (no reader sees half of one), locks between processes.
 
-A file that the user names for results is checked before the work (`check_writable`, `check_folder`).
+A file that the user names for results is checked before the work (`check_writable`, `check_folder`). A lock
+is freed even if the process that holds it is killed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -260,3 +261,28 @@ def write_file(path: Path, data: bytes, *, field: str) -> None:
         else:
             with replacing(file) as stream:
                 stream.write(data)
+
+
+_EVERY_S = 0.01  # a lock that another process holds is tried again
+
+
+@contextmanager
+def locked(path: Path, on_busy: Callable[[], None] = lambda: None, *, mode: int = -1) -> Iterator[None]:
+    """Hold the lock file `path`, which is made with `mode`, -1: the umask's, if it is not there.
+
+    `on_busy` is called once if another process holds it; where that raises nothing, the lock is waited for.
+    Raises OSError.
+    """
+    from filelock import FileLock, Timeout  # 50 ms, which few runs need
+
+    # Never deleted: a process waiting for a deleted lock file would then hold a lock that no other sees.
+    lock = FileLock(path, mode=mode, poll_interval=_EVERY_S, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        on_busy()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint
 from inspect import getattr_static
 from typing import Any, Literal, Protocol, TypeVar
 
-from edgespec.platform.messages import MessageFn, silent
+from edgespec.errors import MessageFn, silent
 from edgespec.platform.plugins import PluginError, called, guarded, is_ours, offered, traced
 
 R = TypeVar("R")

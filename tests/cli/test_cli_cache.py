@@ -26,7 +26,7 @@ from edgespec.drafting.history import MAX_TOKENS, History
 from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.llama.gguf_header import read_header, tokenizer_fingerprint
 from edgespec.llama.weights import Model
-from edgespec.models.hashes import hash_file
+from edgespec.models.store import hash_file
 from edgespec.platform.files import cache_root
 from edgespec.platform.kept import CONVERSATIONS, FORGE, HISTORY
 from kept_drafts import keep_draft

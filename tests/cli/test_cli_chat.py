@@ -21,7 +21,7 @@ from edgespec.cli.chat_lines import LineEditor, file_name
 from edgespec.cli.conversation import ChatAnswer, Conversation, Exchange
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
-from edgespec.platform.signals import SignalPipe
+from edgespec.platform.processes import SignalPipe
 from terminals import Terminal
 from tiny_gguf import EOS, IM_END, write_tiny_gguf
 

@@ -21,7 +21,7 @@ from edgespec.llama import selftest_child
 from edgespec.llama.choices import SERVED_PREFIXES
 from edgespec.llama.gguf_header import check_model_file, read_tensors
 from edgespec.models.resolve import ModelRef
-from edgespec.platform.cpu import read_cpu
+from edgespec.platform.machine import read_cpu
 from energy_trees import laptop, write
 from pi_trees import PI_4_2GB, PI_4_4GB, PI_5_8GB, plant
 from tiny_gguf import write_tiny_gguf

@@ -16,10 +16,9 @@ import kept_table
 from command_line import COMMAND, copy_self_test, failed, python_path, run_cli
 from edgespec.cli.cache import delete_files
 from edgespec.cli.local_run import running_servers
-from edgespec.models.entries import Entry
+from edgespec.models.registry import Entry
 from edgespec.models.store import Stamp, Store
-from edgespec.platform.kept import EVERYTHING, QUANTIZED, SERVERS, owner_of
-from edgespec.platform.state_file import StateFile
+from edgespec.platform.kept import EVERYTHING, QUANTIZED, SERVERS, StateFile, owner_of
 from terminals import Terminal
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper

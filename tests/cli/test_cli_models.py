@@ -17,7 +17,7 @@ from edgespec.cli.models import models_app
 from edgespec.errors import EdgespecError
 from edgespec.llama.importance import CHUNK
 from edgespec.llama.quantize import QUANT_TYPES
-from edgespec.models import entries, pull
+from edgespec.models import pull, registry
 from edgespec.models.draft_records import record_file
 from edgespec.models.quantizations import BITS
 from edgespec.models.registry import load_registry, user_models_file
@@ -163,7 +163,7 @@ HEAD = "qwen2.5-coder-1.5b-head-q4_0"
 
 
 def test_a_model_that_comes_with_edgespec(server, monkeypatch):
-    assert ok(models_app, "path", HEAD).strip() == str(entries.PACKED / f"{HEAD}.gguf")
+    assert ok(models_app, "path", HEAD).strip() == str(registry.PACKED / f"{HEAD}.gguf")
     assert ok(models_app, "verify", HEAD) == f"{HEAD}: ok\n"
     assert "comes with edgespec" in str(error(models_app, "remove", HEAD))
     known = {line.split()[0]: line for line in ok(models_app, "list").splitlines() if line.strip()}

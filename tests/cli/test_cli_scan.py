@@ -414,9 +414,7 @@ def _give_up_reading_all() -> None:
 def test_headers_are_read_once(ollama, files, env, monkeypatch):
     ollama.add("qwen:7b", files["target"])
     first = scan(env)
-    monkeypatch.setattr(
-        "edgespec.models.found.facts.check_complete_file", lambda _: pytest.fail("read again")
-    )
+    monkeypatch.setattr("edgespec.models.footprint.check_complete_file", lambda _: pytest.fail("read again"))
     assert scan(env) == first
 
 

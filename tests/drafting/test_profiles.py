@@ -27,7 +27,7 @@ from edgespec.drafting.profile import (
     store_learned,
 )
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.platform.cpu import read_cpu
+from edgespec.platform.machine import read_cpu
 
 KEY = ProfileKey("A CPU", "b1", "avx2", 4, "a" * 64, "b" * 64, "big-q4", "small-q8")
 ALONE = dataclasses.replace(KEY, draft=None, draft_name=None)

@@ -13,7 +13,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
-from edgespec.models.hashes import hash_file
+from edgespec.models.store import hash_file
 from edgespec.platform.kept import HISTORY
 from random_heads import write_random_head
 

@@ -11,10 +11,9 @@ from edgespec.engine.model_choice import choose_models
 from edgespec.engine.pair import Pair, PairOptions
 from edgespec.errors import UsageError
 from edgespec.llama import gguf_header
-from edgespec.models import draft_records, hashes
+from edgespec.models import draft_records, store
 from edgespec.models.draft_records import DraftRecord, DraftSpeedups, write_record
-from edgespec.models.entries import Entry
-from edgespec.models.registry import add_local, remove_local, user_models_file
+from edgespec.models.registry import Entry, add_local, remove_local, user_models_file
 from edgespec.models.store import Stamp, Store
 from model_stores import OllamaStore
 from tiny_states import tiny
@@ -238,8 +237,8 @@ def test_a_pairs_draft_that_is_not_here_is_not_pulled_for_a_file(paired, tmp_pat
 def test_a_link_to_a_file_of_the_store_needs_no_hash(paired, tmp_path, monkeypatch):
     link = tmp_path / "elsewhere.gguf"
     link.symlink_to(as_file_of_the_store(tmp_path, paired))
-    hashes.sha256_of(tmp_path / "head.gguf")
-    monkeypatch.setattr(hashes, "hash_file", None)
+    store.sha256_of(tmp_path / "head.gguf")
+    monkeypatch.setattr(store, "hash_file", None)
     assert choose_models(str(link), None) == (str(link), "head")
 
 

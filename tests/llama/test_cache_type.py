@@ -20,7 +20,7 @@ from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models import footprint
 from edgespec.models.footprint import PROCESS_BYTES, required_bytes
-from edgespec.platform.memory import MemoryLeft
+from edgespec.platform.machine import MemoryLeft
 from operations import operations_of
 from tiny_gguf import write_tiny_gguf
 from tiny_states import tiny

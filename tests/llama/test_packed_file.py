@@ -23,10 +23,10 @@ from edgespec.llama.choices import StateRoom
 from edgespec.llama.kernels import Kernels
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.platform import state_file, turns
-from edgespec.platform.locks import locked
-from edgespec.platform.memory import cached_share
-from edgespec.platform.signals import Cancellation
+from edgespec.platform import turns
+from edgespec.platform.files import locked
+from edgespec.platform.machine import cached_share
+from edgespec.platform.processes import Cancellation
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -240,7 +240,7 @@ def test_an_interrupt_leaves_no_part(model_path: Path, monkeypatch: pytest.Monke
     reader, writer = os.pipe()
 
     def write_all(file: int, data: memoryview, at: int) -> None:
-        state_file.write_all(file, data, at)
+        write_for_real(file, data, at)
         os.write(writer, b"x")
 
     monkeypatch.setattr(room, "write_all", write_all)
@@ -338,7 +338,7 @@ def test_nothing_is_written_while_a_text_is_under_way(
 
     def write_all(file: int, data: memoryview, at: int) -> None:
         under_way.append(engine._requests.n_running)
-        state_file.write_all(file, data, at)
+        write_for_real(file, data, at)
         written.set()
 
     monkeypatch.setattr(room, "write_all", write_all)

@@ -13,7 +13,7 @@ from edgespec.llama import prefetch as room
 from edgespec.llama.kernel_timing import Prefetch
 from edgespec.llama.kernels import Kernels
 from edgespec.llama.prefetch import CANDIDATES, PrefetchChoice, choose, measure, unmeasured
-from edgespec.platform.cpu import cache_bytes, physical_cores
+from edgespec.platform.machine import cache_bytes, physical_cores
 from fake_plugin import compile_library
 
 DEFAULT, NEARER, *_, FAR = CANDIDATES

@@ -19,7 +19,7 @@ from edgespec.llama.kernel_timing import Prefetch
 from edgespec.llama.kernels import Kernels
 from edgespec.llama.prefetch import PrefetchChoice, unmeasured
 from edgespec.llama.selftest import FAILED, SelfTest, self_test
-from edgespec.platform.child import ChildExit, run_in_child
+from edgespec.platform.processes import ChildExit, run_in_child
 from fake_plugin import fake_plugin
 
 CRASHED = ChildExit(-signal.SIGSEGV, "")
@@ -89,7 +89,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, child_environment: dict[st
         f"def sleep():\n    open({str(file)!r}, 'w').write(str(os.getpid()))\n    time.sleep(60)\n"
     )
     environment = {**child_environment, "PYTHONPATH": f"{child_environment['PYTHONPATH']}:{tmp_path}"}
-    program = "from edgespec.platform.child import run_in_child; run_in_child('sleeper', 'sleep')"
+    program = "from edgespec.platform.processes import run_in_child; run_in_child('sleeper', 'sleep')"
     child = subprocess.Popen([sys.executable, "-c", program], env=environment)
     deadline = time.monotonic() + 30
     while not (file.exists() and file.read_text()):

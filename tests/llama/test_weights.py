@@ -22,7 +22,7 @@ from edgespec.llama.quantize import QUANT_TYPES, quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory, required_bytes
-from edgespec.platform.memory import available_bytes
+from edgespec.platform.machine import available_bytes
 from tiny_gguf import BOS, EOS, IM_END, N_WORDS, write_tiny_gguf
 
 HELLO = [{"role": "user", "content": "hello <|im_end|>"}]

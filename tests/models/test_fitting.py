@@ -6,11 +6,10 @@ import pytest
 
 from edgespec.cli.doctor_report import expected_bytes, fitting_pairs
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.models.entries import Derivation, Entry, ModelShape, PairNames, Registry
 from edgespec.models.footprint import PROCESS_BYTES, loaded_bytes, required_bytes
-from edgespec.models.registry import load_registry
+from edgespec.models.registry import Derivation, Entry, ModelShape, PairNames, Registry, load_registry
 from edgespec.models.store import Stamp, Store
-from edgespec.platform.memory import available_bytes
+from edgespec.platform.machine import available_bytes
 from pi_trees import PI_4_2GB, PI_4_4GB, PI_5_8GB, plant
 
 SHAPE = ModelShape(cache=1000, heads=4, width=1000, vocabulary=1000)

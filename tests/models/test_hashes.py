@@ -9,10 +9,9 @@ import time
 
 import pytest
 
-from edgespec.models import hashes
-from edgespec.models.entries import Entry, Registry
-from edgespec.models.hashes import known_sha256, sha256_of
-from edgespec.models.store import Stamp, Store
+from edgespec.models import store
+from edgespec.models.registry import Entry, Registry
+from edgespec.models.store import Stamp, Store, known_sha256, sha256_of
 
 _TICK = 0.03  # the clock of a file system is no finer than that
 
@@ -100,7 +99,7 @@ def test_another_file_of_the_same_size_and_time_is_not_present(tmp_path, change,
 
 
 def test_only_the_newest_are_remembered(tmp_path, kept, monkeypatch):
-    monkeypatch.setattr(hashes, "_MOST", 2)
+    monkeypatch.setattr(store, "_MOST", 2)
     for name in "abc":
         (tmp_path / name).write_text(name)
         sha256_of(tmp_path / name)

@@ -15,14 +15,12 @@ from collections import namedtuple
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models import entries
-from edgespec.models.found import hub_cache
-from edgespec.models.pull import Puller
+from edgespec.models import found, registry
+from edgespec.models.hub import SourceFailure
+from edgespec.models.pull import Puller, append_member
 from edgespec.models.registry import load_registry, user_models_file
 from edgespec.models.resolve import resolve
-from edgespec.models.sources import SourceFailure
 from edgespec.models.store import Store
-from edgespec.models.wheels import append_member
 from hub_server import FakeServer, wheel
 
 CONTENT = b"GGUF" + random.Random(1).randbytes(600_000)
@@ -43,7 +41,7 @@ def sha(data):
 @pytest.fixture
 def server():
     server = FakeServer()
-    hub_cache._listed.cache_clear()
+    found._listed.cache_clear()
     yield server
     server.close()
 
@@ -643,12 +641,12 @@ def test_a_model_that_comes_with_edgespec_is_used_where_it_is(server, store):
     (path,) = pull(name)
     assert sha(path.read_bytes()) == load_registry().get(name).sha256
     assert path.stat().st_size <= 32_000_000
-    assert path.parent == entries.PACKED
+    assert path.parent == registry.PACKED
     assert not store.root.exists(), "nothing was copied"
 
 
 def test_a_damaged_installation_is_told_from_a_users_file(server, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(entries, "PACKED", tmp_path)
+    monkeypatch.setattr(registry, "PACKED", tmp_path)
     name = load_registry().pairs["default"].draft
     for contents, problem in ((None, "is gone"), (CONTENT, "has changed")):
         if contents:
@@ -757,7 +755,7 @@ def test_resolve_a_name_and_a_second_time_without_hashing(server, store, monkeyp
     server.hub["me/repo/m.gguf"] = CONTENT
     path = resolve("m")
     monkeypatch.setattr("edgespec.models.pull.hash_file", None)
-    monkeypatch.setattr("edgespec.models.hashes.hash_file", None)
+    monkeypatch.setattr("edgespec.models.store.hash_file", None)
     assert resolve("m") == path
     assert len(server.gets) == 1
 
@@ -831,7 +829,7 @@ def test_the_file_that_a_repository_means_is_pulled_once(server, repository, ref
     fetched = [one for one, _ in server.gets if "/resolve/" in one]
     revision = "v1" if "v1" in ref else "main"
     assert fetched == [f"/me/x-GGUF/resolve/{revision}/{name}" for name in pulled]
-    hub_cache._listed.cache_clear()
+    found._listed.cache_clear()
     server.close()
     assert resolve(ref) == path, "without a hub"
 

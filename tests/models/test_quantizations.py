@@ -6,8 +6,6 @@ import gguf
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.models.entries import Entry
-from edgespec.models.hashes import hash_file
 from edgespec.models.quantizations import (
     ModelFile,
     expected_bytes,
@@ -16,8 +14,8 @@ from edgespec.models.quantizations import (
     quantization_in,
     variants,
 )
-from edgespec.models.registry import load_registry, user_models_file
-from edgespec.models.store import Stamp, Store
+from edgespec.models.registry import Entry, load_registry, user_models_file
+from edgespec.models.store import Stamp, Store, hash_file
 from tiny_gguf import write_tiny_gguf
 
 

@@ -6,9 +6,16 @@ import pytest
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import registry as models
-from edgespec.models.entries import SHIPPED_FILE, Derivation, Entry, HubSource, ModelShape, WheelsSource
-from edgespec.models.hub_names import hub_entry
-from edgespec.models.registry import load_registry
+from edgespec.models.hub import hub_entry
+from edgespec.models.registry import (
+    SHIPPED_FILE,
+    Derivation,
+    Entry,
+    HubSource,
+    ModelShape,
+    WheelsSource,
+    load_registry,
+)
 from edgespec.models.resolve import locate
 from edgespec.models.store import Stamp, Store
 

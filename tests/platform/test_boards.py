@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.platform.cpu import device_model, device_revision, read_cpu
+from edgespec.platform.machine import device_model, device_revision, read_cpu
 from pi_trees import A72, A76, PI_4_2GB, PI_5_8GB, cpuinfo, plant
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.platform.child import ChildExit, ReportingChild
+from edgespec.platform.processes import ChildExit, ReportingChild
 
 MODULE = '''\
 """What the children of these tests do."""
@@ -21,7 +21,7 @@ import os, sys, time
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.platform.child import answer, say
+from edgespec.platform.processes import answer, say
 from edgespec.errors import EdgespecError, UsageError
 
 
@@ -165,7 +165,7 @@ def test_an_exception_of_the_reader_ends_the_child(module: str, tmp_path: Path) 
 def test_a_child_ends_with_its_parent(module: str, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     program = (
-        "from edgespec.platform.child import ReportingChild\n"
+        "from edgespec.platform.processes import ReportingChild\n"
         f"for _ in ReportingChild({module!r}, 'go_on', {{'words': [], 'file': {str(file)!r}}}):\n"
         "    print('heard', flush=True)\n"
     )

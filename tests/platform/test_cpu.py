@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.cli.doctor import _threads_line
 from edgespec.cli.doctor_report import _host
-from edgespec.platform.cpu import default_threads, fast_cores, physical_cores
+from edgespec.platform.machine import default_threads, fast_cores, physical_cores
 
 CPUS = "sys/devices/system/cpu"
 LAPTOP = [(0, 0), (1, 0), (2, 1), (3, 1), *((cpu, cpu) for cpu in range(4, 12))]

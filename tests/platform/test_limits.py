@@ -11,8 +11,15 @@ import pytest
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.footprint import fits_in_memory, required_bytes
-from edgespec.platform.cpu import cpu_quota, default_threads, is_refusal, memory_limits, why_refused
-from edgespec.platform.memory import available_bytes, memory_left
+from edgespec.platform.machine import (
+    available_bytes,
+    cpu_quota,
+    default_threads,
+    is_refusal,
+    memory_left,
+    memory_limits,
+    why_refused,
+)
 
 V2 = "0::/a/b\n"
 V1 = "4:memory:/docker/x\n3:cpuset:/\n1:cpu,cpuacct:/docker/x\n0::/\n"

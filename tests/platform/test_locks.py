@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from edgespec.platform.locks import locked
+from edgespec.platform.files import locked
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from edgespec.platform.locks import locked
+from edgespec.platform.files import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -23,7 +23,7 @@ from edgespec.models import footprint
 from edgespec.models.footprint import loaded_bytes, required_bytes, shape_of, weight_bytes
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
-from edgespec.platform.memory import MappedPages, peak_rss_bytes, total_bytes
+from edgespec.platform.machine import MappedPages, peak_rss_bytes, total_bytes
 
 N_BYTES = 8 << 20
 

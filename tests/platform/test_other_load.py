@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgespec.platform import other_load as room
-from edgespec.platform.other_load import OtherLoad, _of_children
+from edgespec.platform import machine as room
+from edgespec.platform.machine import OtherLoad, _of_children
 
 
 def write_child(proc, parent, child, *, utime, name="child"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.platform.state_file import (
+from edgespec.platform.kept import (
     DamagedFileError,
     StateFile,
     parse_json,

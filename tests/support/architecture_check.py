@@ -34,8 +34,7 @@ from edgespec.llama.mtp import why_no_mtp
 from edgespec.llama.session import Session
 from edgespec.llama.states import LONG
 from edgespec.llama.weights import Model
-from edgespec.platform.child import ChildExit, ReportingChild, answer, say
-from edgespec.platform.signals import Cancellation
+from edgespec.platform.processes import Cancellation, ChildExit, ReportingChild, answer, say
 from operations import operations_of
 from tiny_models import ARCHITECTURES, make_tiny
 

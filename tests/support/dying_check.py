@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from architecture_check import Check, _Request
-from edgespec.platform.child import answer, say
+from edgespec.platform.processes import answer, say
 
 
 def main() -> int:

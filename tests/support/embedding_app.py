@@ -17,7 +17,7 @@ from edgespec.apps.server.embedding_worker import EmbeddingWorker
 from edgespec.apps.server.metrics import Metrics
 from edgespec.apps.server.names import NamedModel
 from edgespec.apps.server.request_reader import Service
-from edgespec.platform.signals import Cancellation
+from edgespec.platform.processes import Cancellation
 from server_app import on_a_port
 
 

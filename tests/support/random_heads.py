@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.models.hashes import hash_file
+from edgespec.models.store import hash_file
 
 ALIGNMENT = 32
 

@@ -23,7 +23,7 @@ from edgespec.apps.server.metrics import Metrics
 from edgespec.apps.server.request_reader import Service
 from edgespec.apps.server.request_worker import RequestWorker
 from edgespec.apps.server.worker import Worker
-from edgespec.platform.signals import Cancellation
+from edgespec.platform.processes import Cancellation
 
 
 @dataclass

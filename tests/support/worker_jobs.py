@@ -16,7 +16,7 @@ from edgespec.apps.server.worker import Worker
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
 from edgespec.drafting.proposal import DraftStep
-from edgespec.platform.signals import Cancellation
+from edgespec.platform.processes import Cancellation
 
 N_PREDICT = 40
 

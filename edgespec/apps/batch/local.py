@@ -20,7 +20,7 @@ from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.decoding.records import Result
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
-from edgespec.platform.messages import MessageFn, silent
+from edgespec.errors import MessageFn, silent
 
 _KINDS: Mapping[str, type[ChatRequest | CompletionRequest]] = {CHAT: ChatRequest, TEXT: CompletionRequest}
 _MOST_TOLD = 16  # fields without effect

@@ -27,11 +27,10 @@ from edgespec.apps.batch.results import BatchAnswer, BatchRequest
 from edgespec.apps.server.request_reader import Service
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, MessageFn, UsageError, silent
 from edgespec.llama.choices import CacheChoice, KernelsChoice
 from edgespec.llama.gguf_header import check_model_file, file_fingerprint
 from edgespec.models.resolve import resolve
-from edgespec.platform.messages import MessageFn, silent
 
 # ---- the process that answers requests on a node of a Ray cluster, with an engine of its own ----
 

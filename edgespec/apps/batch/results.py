@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 import msgspec
 from filelock import lock_descriptor
 
-from edgespec.errors import EdgespecError, OutputUnread, UsageError
+from edgespec.errors import EdgespecError, MessageFn, OutputUnread, UsageError, silent
 from edgespec.platform.closing import Closing
-from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.state_file import write_all
+from edgespec.platform.kept import write_all
 
 # ---- requests and answers of a batch, and lines of its output ----
 

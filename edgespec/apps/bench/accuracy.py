@@ -40,10 +40,10 @@ from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory
-from edgespec.models.hashes import sha256_of
+from edgespec.models.hub import check_disk
 from edgespec.models.quantizations import ModelFile
-from edgespec.models.sources import check_disk
-from edgespec.platform.child import answer, say
+from edgespec.models.store import sha256_of
+from edgespec.platform.processes import answer, say
 
 WINDOW = 512
 """Tokens of a window by default, as in llama.cpp's perplexity program."""

@@ -17,22 +17,25 @@ from importlib.metadata import version
 from pathlib import Path
 
 from edgespec.llama.backend import library_version
-from edgespec.platform.cpu import device_model, read_cpu
 from edgespec.platform.files import text_of
 from edgespec.platform.machine import (
+    BUSY,
     CAPPED,
     CPUS,
     EVER,
+    MOST_OTHER_LOAD,
     SOFT_LIMIT,
     THROTTLED,
     UNDER_VOLTAGE,
+    OtherLoad,
     cpufreq,
+    device_model,
     firmware_flags,
     governors,
     number_in,
+    read_cpu,
+    total_bytes,
 )
-from edgespec.platform.memory import total_bytes
-from edgespec.platform.other_load import BUSY, MOST_OTHER_LOAD, OtherLoad
 
 Facts = dict[str, str | int | float]
 

@@ -42,12 +42,11 @@ from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError
 from edgespec.llama.choices import KernelsChoice
 from edgespec.llama.weights import Model
-from edgespec.models.hashes import sha256_of
-from edgespec.platform.child import REFUSED, ReportingChild, say
-from edgespec.platform.child import answer as answer_request
-from edgespec.platform.memory import peak_rss_bytes
+from edgespec.models.store import sha256_of
+from edgespec.platform.machine import peak_rss_bytes
 from edgespec.platform.metering import choose_meter
-from edgespec.platform.signals import Cancellation
+from edgespec.platform.processes import REFUSED, Cancellation, ReportingChild, say
+from edgespec.platform.processes import answer as answer_request
 
 FEWEST_ROUNDS = 3
 """With fewer rounds, the width of the interval means nothing."""

@@ -19,8 +19,8 @@ import msgspec
 
 from edgespec.models.quantizations import FileFacts
 from edgespec.platform.files import own_file, write_atomically
+from edgespec.platform.machine import BUSY
 from edgespec.platform.metering import Measurement
-from edgespec.platform.other_load import BUSY
 
 PLAIN = "plain"
 """The variant that every other is compared with: the target alone, with the cell's kernels."""

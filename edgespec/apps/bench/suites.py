@@ -28,7 +28,7 @@ from typing import IO, Annotated, TypeVar
 import msgspec
 
 from edgespec.errors import UsageError, describe_os_error
-from edgespec.models.entries import nearest
+from edgespec.models.registry import nearest
 
 DEFAULT, HUMAN_EVAL = "default", "human-eval"
 """Names of suites. To read a file with such a name, write ./default."""

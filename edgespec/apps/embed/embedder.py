@@ -15,7 +15,7 @@ from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.models.resolve import named_as, resolve
 from edgespec.platform.closing import Closing
-from edgespec.platform.cpu import default_threads
+from edgespec.platform.machine import default_threads
 
 
 class Embedder(Closing):

@@ -23,7 +23,7 @@ from edgespec.llama.gguf_header import GGUFHeader, check_complete_file, other_ki
 from edgespec.llama.kv_cache import create_context
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
-from edgespec.platform.forks import HomeProcess, finalize
+from edgespec.platform.processes import HomeProcess, finalize
 
 Vectors = npt.NDArray[np.float32]
 """A row for each text: its vector, or the outputs of a reranking model's classifier."""

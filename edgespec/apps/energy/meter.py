@@ -31,14 +31,11 @@ from edgespec.apps.energy.sources import (
     survey,
     why_none,
 )
-from edgespec.errors import describe_os_error
+from edgespec.errors import MessageFn, describe_os_error, silent
 from edgespec.platform.closing import Closing
-from edgespec.platform.cpu import read_cpu
-from edgespec.platform.kept import IDLE_POWER
-from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.kept import IDLE_POWER, DamagedFileError, StateFile, parse_json
+from edgespec.platform.machine import MOST_OTHER_LOAD, OtherLoad, read_cpu
 from edgespec.platform.metering import Measurement, Phase
-from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
-from edgespec.platform.state_file import DamagedFileError, StateFile, parse_json
 
 MOST_GAP = 0.1
 """A window has no joules if samples were too far apart for more than this share of it."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.errors import UsageError, describe_os_error
-from edgespec.platform.cpu import device_model, read_cpu
+from edgespec.platform.machine import device_model, read_cpu
 
 # ---- what all have ----
 

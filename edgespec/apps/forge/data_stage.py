@@ -33,11 +33,10 @@ from edgespec.apps.forge.writing import LONGEST_PROMPT, TargetWriter, WritingRun
 from edgespec.decoding.session import n_common
 from edgespec.drafting.history import History
 from edgespec.drafting.rejections import RejectedPlaces, RejectedText
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, MessageFn
 from edgespec.llama.gguf_header import tokenizer_fingerprint
 from edgespec.llama.weights import Model
-from edgespec.models.sources import format_size
-from edgespec.platform.messages import MessageFn
+from edgespec.models.hub import format_size
 
 # ---- the user's own prompts and texts ----
 #

@@ -28,13 +28,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.sources import check_disk
-from edgespec.platform.files import TEMPORARY, replacing, write_atomically
-from edgespec.platform.kept import FORGE
-from edgespec.platform.locks import locked
-from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.state_file import DamagedFileError, parse_json
+from edgespec.errors import EdgespecError, MessageFn, describe_os_error, silent
+from edgespec.models.hub import check_disk
+from edgespec.platform.files import TEMPORARY, locked, replacing, write_atomically
+from edgespec.platform.kept import FORGE, DamagedFileError, parse_json
 
 BUILT_IN, FROM_HISTORY, FROM_FILE, READ = "prompt:built-in", "prompt:history", "prompt:file", "read"
 """Sources of texts: the target's answer to such a prompt, or a text that the target only read."""

@@ -17,13 +17,10 @@ from pathlib import Path
 from edgespec.apps.forge.dataset import BUILT_IN, SHARDS, TrainingText, delete_texts, read_texts
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.models.draft_records import DraftRecord, read_record, record_file, record_text
-from edgespec.models.hashes import hash_file
 from edgespec.models.registry import check_name, load_registry, remove_local, user_models_file, with_local
-from edgespec.models.store import Store
-from edgespec.platform.files import replace_together
-from edgespec.platform.kept import FORGE
-from edgespec.platform.locks import locked
-from edgespec.platform.state_file import DamagedFileError
+from edgespec.models.store import Store, hash_file
+from edgespec.platform.files import locked, replace_together
+from edgespec.platform.kept import FORGE, DamagedFileError
 
 
 def check_draft_name(name: str, *, replace: bool) -> None:

@@ -39,9 +39,9 @@ from edgespec.models.draft_records import (
     read_record,
     write_record,
 )
-from edgespec.models.hashes import sha256_of
 from edgespec.models.quantizations import ModelFile, model_file
 from edgespec.models.resolve import resolve
+from edgespec.models.store import sha256_of
 
 DRAFTING = "auto"
 """The variant that is compared with plain decoding: the default."""

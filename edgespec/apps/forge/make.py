@@ -38,22 +38,20 @@ from edgespec.apps.forge.request import DraftRequest, StageContext, StageProgres
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
 from edgespec.apps.forge.vocabulary_ranking import Ids, rank, read_vocabulary, renew
 from edgespec.engine.model_choice import choose_models
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, MessageFn, UsageError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import check_target, read_head
 from edgespec.llama.weights import Model
 from edgespec.models.draft_records import DraftRecord, drafts_for, read_record
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
-from edgespec.models.hashes import sha256_of
+from edgespec.models.hub import check_disk, format_size
 from edgespec.models.quantizations import model_file
 from edgespec.models.resolve import resolve
-from edgespec.models.sources import check_disk, format_size
-from edgespec.platform.cpu import read_cpu
+from edgespec.models.store import sha256_of
 from edgespec.platform.files import replacing, write_atomically
-from edgespec.platform.memory import available_bytes
-from edgespec.platform.messages import MessageFn
+from edgespec.platform.kept import StateFile, parse_struct
+from edgespec.platform.machine import available_bytes, read_cpu
 from edgespec.platform.metering import Meter, choose_meter
-from edgespec.platform.state_file import StateFile, parse_struct
 
 if TYPE_CHECKING:
     from edgespec.apps.forge.training.loop import TrainingResult

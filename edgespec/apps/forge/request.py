@@ -10,14 +10,13 @@ from pathlib import Path
 import msgspec
 
 from edgespec.apps.bench.suites import load_suite
-from edgespec.errors import UsageError
+from edgespec.errors import MessageFn, UsageError, silent
 from edgespec.llama.choices import KernelsChoice
-from edgespec.models.hashes import hash_file
-from edgespec.models.sources import format_size
-from edgespec.platform.cpu import default_threads
+from edgespec.models.hub import format_size
+from edgespec.models.store import hash_file
 from edgespec.platform.files import read_text_file, why_no_file
-from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.signals import Cancellation
+from edgespec.platform.machine import default_threads
+from edgespec.platform.processes import Cancellation
 
 TOKENS_PER_HOUR = 200_000
 """Tokens to write for an hour of training, which reads them about nine times.

@@ -20,15 +20,14 @@ from edgespec.apps.forge.dataset import Dataset, TrainingText, is_held_out
 from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.decoding.sampling import Coins, SamplingParams
 from edgespec.decoding.session import Features, Rows, SequenceTokens
-from edgespec.errors import EdgespecError, LogitsOf
+from edgespec.errors import EdgespecError, LogitsOf, MessageFn, silent
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import loaded_bytes, shape_of
-from edgespec.models.sources import format_size
+from edgespec.models.hub import format_size
 from edgespec.platform.closing import Closing
-from edgespec.platform.memory import available_bytes
-from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.machine import available_bytes
 
 GREEDY_SHARE = 0.4
 """Share of texts that are written greedily; held-out texts all are."""

@@ -74,10 +74,9 @@ from edgespec.decoding.records import PromptProgress, Result, StopReason, Token
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.capacity import fitting_ctx, room_without_limit
 from edgespec.engine.engine import Engine
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, MessageFn
 from edgespec.llama.weights import Model
 from edgespec.platform import plugins
-from edgespec.platform.messages import MessageFn
 
 # ---- tokens ----
 

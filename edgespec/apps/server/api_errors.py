@@ -17,8 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from edgespec.apps.server.request_worker import QueueFull, ShuttingDown, TimedOut
 from edgespec.decoding.sampling import TABLE
-from edgespec.errors import EdgespecError, OutOfMemory
-from edgespec.platform.messages import MessageFn
+from edgespec.errors import EdgespecError, MessageFn, OutOfMemory
 
 CLIENT_GONE = 499
 """Status of an answer that nobody reads, as in nginx."""

@@ -42,8 +42,7 @@ from edgespec.apps.speech.transcript import (
     write_transcript,
 )
 from edgespec.apps.speech.voice import Span, check_detector, speech_spans
-from edgespec.errors import EdgespecError, UsageError
-from edgespec.platform.messages import MessageFn
+from edgespec.errors import EdgespecError, MessageFn, UsageError
 from edgespec.platform.metering import Meter
 
 # ---- the fields of a request ----

@@ -27,8 +27,7 @@ from edgespec.apps.server.request_fields import RequestPart, VectorFields
 from edgespec.apps.server.request_reader import Service, check_tokens
 from edgespec.apps.server.request_worker import Start
 from edgespec.apps.server.streaming import Answerer, Prepared, WholeWriter
-from edgespec.errors import UsageError
-from edgespec.platform.messages import MessageFn
+from edgespec.errors import MessageFn, UsageError
 
 EMBEDDINGS = "/v1/embeddings"
 RERANK = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")

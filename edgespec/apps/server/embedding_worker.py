@@ -17,7 +17,7 @@ import numpy as np
 from edgespec.apps.embed.embedder import Embedder
 from edgespec.apps.embed.vector_model import PASS_TEXTS, Vectors
 from edgespec.apps.server.request_worker import QueuedRequest, QueueLimits, RequestWorker, Start, cancelled_as
-from edgespec.platform.signals import Cancellation
+from edgespec.platform.processes import Cancellation
 
 
 @dataclass(frozen=True, slots=True)

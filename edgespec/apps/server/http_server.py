@@ -25,8 +25,7 @@ from edgespec.apps.server.page import PARTS
 from edgespec.apps.server.response_schema import usage_of
 from edgespec.apps.speech.transcript import Transcript
 from edgespec.decoding.records import Result
-from edgespec.errors import EdgespecError
-from edgespec.platform.messages import MessageFn
+from edgespec.errors import EdgespecError, MessageFn
 
 if TYPE_CHECKING:  # they load llama.cpp, which a server of several models does not
     from edgespec.apps.server.streaming import RequestRun

@@ -20,7 +20,7 @@ from edgespec.apps.server.gate import ALLOWED_PAGE
 from edgespec.apps.server.request_fields import ignoring, listed
 from edgespec.apps.server.streaming import with_warnings
 from edgespec.apps.server.tool_calls.argument_values import refuse_constant
-from edgespec.platform.messages import MessageFn
+from edgespec.errors import MessageFn
 
 _MOST_TOLD = 256  # fields that have no effect: a line for each would let clients fill the log
 

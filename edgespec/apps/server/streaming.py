@@ -32,7 +32,7 @@ from edgespec.apps.server.api_errors import (
 )
 from edgespec.apps.server.request_worker import End, Item, Part, QueuePlace, RequestWorker, Start
 from edgespec.decoding.records import PromptProgress
-from edgespec.platform.messages import MessageFn
+from edgespec.errors import MessageFn
 
 ALIVE_S = 10.0
 """Seconds without a token after which a stream sends something, so that no proxy closes it as dead."""

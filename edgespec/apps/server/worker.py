@@ -28,7 +28,7 @@ from edgespec.decoding.session import as_ints
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError
-from edgespec.platform.signals import Cancellation
+from edgespec.platform.processes import Cancellation
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -22,9 +22,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from edgespec.apps.speech.mel import SAMPLE_RATE, Floats
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, MessageFn, UsageError, silent
 from edgespec.platform.files import expand_user
-from edgespec.platform.messages import MessageFn, silent
 
 # ---- WAV files ----
 #

@@ -87,7 +87,7 @@ def language_code(name: str) -> str | None:
     parts = word.partition(".")[0].replace("-", " ").split()  # en-US, en_US.UTF-8, zh-Hans-CN
     if len(parts) > 1 and len(parts[0]) <= 3 and parts[0] in _CODES:
         return "yue" if parts[1] == "yue" else _CODES[parts[0]]
-    from edgespec.models.entries import nearest
+    from edgespec.models.registry import nearest
 
     alike = nearest(word, [*LANGUAGES.values(), *LANGUAGES])
     alike = alike or "; give a name or a code, such as german or de, or auto"

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.hub_names import is_hub_name
+from edgespec.models.found import ARCHITECTURE, foreign_whisper, is_whisper_source
+from edgespec.models.hub import is_hub_name
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
-from edgespec.models.whisper_files import ARCHITECTURE, foreign_whisper, is_whisper_source
 from edgespec.platform.files import expand_user
 
 if TYPE_CHECKING:  # it loads llama.cpp, which a name alone does not need

@@ -33,8 +33,8 @@ from edgespec.llama import backend
 from edgespec.llama import kernels as llama_kernels
 from edgespec.llama.gguf import read_gguf
 from edgespec.platform.closing import Closing
-from edgespec.platform.cpu import default_threads
-from edgespec.platform.forks import HomeProcess, finalize
+from edgespec.platform.machine import default_threads
+from edgespec.platform.processes import HomeProcess, finalize
 
 # ---- the C interface (csrc/edgespec_whisper.h) ----
 

@@ -20,11 +20,9 @@ import msgspec
 
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.options import Span, Waking
-from edgespec.errors import UsageError, describe_os_error
+from edgespec.errors import MessageFn, UsageError, describe_os_error, silent
 from edgespec.llama.gguf_header import GGUFHeader, file_fingerprint
-from edgespec.platform.kept import PROFILES
-from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.state_file import DamagedFileError, StateFile, parse_struct
+from edgespec.platform.kept import PROFILES, DamagedFileError, StateFile, parse_struct
 
 FORMAT = 1
 

@@ -24,7 +24,7 @@ from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import CTX_STEP, fits_in_memory
 from edgespec.platform.closing import Closing
-from edgespec.platform.signals import Cancellation
+from edgespec.platform.processes import Cancellation
 
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
 

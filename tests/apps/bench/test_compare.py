@@ -18,7 +18,7 @@ from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome, Cell
 from edgespec.apps.bench.suites import Prompt, Suite
 from edgespec.apps.bench.variants import parse_variants
 from edgespec.models.quantizations import ModelFile
-from edgespec.platform.child import ReportingChild
+from edgespec.platform.processes import ReportingChild
 from tiny_gguf import N_WORDS, write_tiny_gguf
 from tiny_states import tiny
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from edgespec.apps.bench.machine import MachineWatch, facts
-from edgespec.platform import other_load as load
-from edgespec.platform.cpu import read_cpu
+from edgespec.platform import machine as load
 from edgespec.platform.machine import (
     processor_clock,
+    read_cpu,
     temperatures,
     throttling,
 )

@@ -13,7 +13,7 @@ from edgespec.decoding.session import SequenceTokens
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.weights import Model
-from edgespec.platform.signals import Cancellation
+from edgespec.platform.processes import Cancellation
 from tiny_bert import CLS, SEP, TinyBert
 from tiny_gguf import write_tiny_gguf
 

@@ -11,7 +11,7 @@ from edgespec.apps.energy.commands.energy import know_idle
 from edgespec.apps.energy.meter import EnergyMeter, load_idle_power, measure_idle, store_idle_power
 from edgespec.apps.energy.sources import AssumedPower, find_rapl
 from edgespec.platform.kept import IDLE_POWER
-from edgespec.platform.other_load import OtherLoad
+from edgespec.platform.machine import OtherLoad
 from energy_trees import battery, laptop, write
 
 

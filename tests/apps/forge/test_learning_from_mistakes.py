@@ -45,7 +45,7 @@ from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import read_header, tokenizer_fingerprint
 from edgespec.models.draft_records import read_record
-from edgespec.models.hashes import hash_file
+from edgespec.models.store import hash_file
 from tiny_training import ROWS, TinyTexts, tiny_head, write_target
 
 

@@ -12,7 +12,7 @@ from edgespec.apps.forge.make import RunState, make
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import tokenizer_fingerprint
-from edgespec.models.hashes import hash_file
+from edgespec.models.store import hash_file
 
 
 @pytest.fixture(autouse=True)

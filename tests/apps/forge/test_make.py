@@ -21,8 +21,8 @@ from edgespec.llama.gguf_header import read_header
 from edgespec.llama.head_file import read_head
 from edgespec.llama.weights import Model
 from edgespec.models.draft_records import read_record, record_file, write_record
-from edgespec.models.hashes import hash_file
 from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
+from edgespec.models.store import hash_file
 from edgespec.platform.kept import FORGE
 from random_heads import write_random_head
 from tiny_gguf import write_tiny_gguf

@@ -217,8 +217,8 @@ def _belongs_to(
     """The settings that decide the answers: they must be the same when a batch goes on."""
     from edgespec.llama.chat_template import template_text
     from edgespec.llama.gguf_header import check_model_file
-    from edgespec.models.hashes import sha256_of
     from edgespec.models.resolve import resolve
+    from edgespec.models.store import sha256_of
 
     template = loading.chat_template
     return {
@@ -281,7 +281,7 @@ class _BatchRun:
         """Load the models and answer what has no result yet, or until Ctrl-C."""
         from edgespec.apps.batch.local import LocalWriter
         from edgespec.apps.server.request_reader import Service
-        from edgespec.platform.signals import SignalPipe
+        from edgespec.platform.processes import SignalPipe
 
         with (
             meter if meter.available else nullcontext(),

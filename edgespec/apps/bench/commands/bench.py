@@ -92,7 +92,7 @@ def bench_command(
     from edgespec.apps.bench.peers import check_programs
     from edgespec.platform.metering import choose_meter
     from edgespec.platform.plugins import part
-    from edgespec.platform.signals import SignalPipe
+    from edgespec.platform.processes import SignalPipe
 
     if (peer.peer is None) != (peer.bin_ is None):
         raise UsageError("--peer and --bin go together: --peer llama.cpp --bin DIR")
@@ -195,7 +195,7 @@ def _outcome(
 ) -> BenchmarkOutcome:
     from edgespec.apps.bench.machine import facts
     from edgespec.apps.bench.runs import BenchmarkOutcome, Cell
-    from edgespec.platform.memory import peak_rss_bytes
+    from edgespec.platform.machine import peak_rss_bytes
 
     names = [model.name for model in models]
     cell = Cell(

@@ -67,7 +67,7 @@ def calibrate_command(
     from edgespec.decoding.options import SPAN, Waking
     from edgespec.engine.lossy.calibration import check_storable, store
     from edgespec.engine.lossy.teacher import SIGNALS
-    from edgespec.platform.signals import SignalPipe
+    from edgespec.platform.processes import SignalPipe
 
     if not 0.0 <= aim.loss < 1.0:  # nan too
         raise UsageError("must be 0 or more and below 1, such as 0.02", field="loss", value=f"{aim.loss:g}")

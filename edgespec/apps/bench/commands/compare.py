@@ -23,8 +23,8 @@ from edgespec.cli.options import ThreadsOption, WattsOption
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.errors import EdgespecError, UsageError, check_choice, describe_os_error
 from edgespec.llama.choices import KernelsChoice
-from edgespec.models.hashes import sha256_of
-from edgespec.models.sources import format_size
+from edgespec.models.hub import format_size
+from edgespec.models.store import sha256_of
 from edgespec.platform.files import check_folder, read_text_file
 from edgespec.platform.kept import QUANTIZED
 
@@ -150,7 +150,7 @@ def compare_command(
     from edgespec.apps.bench.compare import Comparison
     from edgespec.apps.bench.variants import names_in
     from edgespec.models.quantizations import parse_types
-    from edgespec.platform.cpu import default_threads
+    from edgespec.platform.machine import default_threads
 
     outputs.check()
     check_folder(folder.out, "out")

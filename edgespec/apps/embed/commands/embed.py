@@ -129,7 +129,7 @@ def embed_command(*, given: EmbedInput, compute: ThreadsAndKernels, output: Embe
         raise UsageError("-: standard input can be read only once")
     texts = [text for file in given.files for text in read_texts(file, lines=given.lines)]
     from edgespec.apps.embed.embedder import Embedder, normalised
-    from edgespec.platform.signals import SignalPipe
+    from edgespec.platform.processes import SignalPipe
 
     pull_named(given.model)
     with SignalPipe() as signals:

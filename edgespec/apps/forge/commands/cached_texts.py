@@ -11,7 +11,7 @@ from edgespec.apps.forge.draft_store import StoredDataset, delete_dataset, delet
 from edgespec.cli.cache import Deletion, first_failure
 from edgespec.cli.console import message, out, print_table
 from edgespec.models.draft_records import draft_records
-from edgespec.models.sources import format_size
+from edgespec.models.hub import format_size
 from edgespec.platform.kept import FORGE
 
 __all__ = ["deletion", "described", "find_stored", "name_drafts", "print_stored"]

@@ -25,7 +25,7 @@ from edgespec.cli.progress import LINE_EVERY, WorkDisplay, pull_named
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
 from edgespec.models.draft_records import best_first, draft_records
-from edgespec.models.sources import format_size
+from edgespec.models.hub import format_size
 
 if TYPE_CHECKING:
     from edgespec.apps.bench.summary import VariantComparison
@@ -153,7 +153,7 @@ class EvaluationOptions:
     def settings(self, compute: ThreadsAndKernels, n_prompts: int = 6) -> EvaluationSettings:
         """Return the settings of an evaluation with `n_prompts` prompts."""
         from edgespec.apps.forge.request import EvaluationSettings
-        from edgespec.platform.cpu import default_threads
+        from edgespec.platform.machine import default_threads
 
         threads = compute.threads or default_threads()
         return EvaluationSettings(self.n_predict, self.rounds, n_prompts, threads, compute.kernels)
@@ -234,7 +234,7 @@ def _request(
 def _stages() -> Iterator[StageContext]:
     """Show the progress of the stages, and let signals end a running pass."""
     from edgespec.apps.forge.request import StageContext
-    from edgespec.platform.signals import SignalPipe
+    from edgespec.platform.processes import SignalPipe
 
     with SignalPipe() as signals, StageDisplay() as display:
         yield StageContext(on_progress=display.show_stage, on_message=message, signals=signals)

@@ -15,15 +15,12 @@ from edgespec.cli.console import err, out, tell_written
 from edgespec.cli.groups import shown
 from edgespec.cli.progress import PullDisplay, WorkDisplay
 from edgespec.errors import UsageError
-from edgespec.models.found.files import file_stem
-from edgespec.models.found.ollama import is_ollama_name
-from edgespec.models.hub_names import is_hub_name
+from edgespec.models.found import ARCHITECTURE, file_stem, is_ollama_name, is_whisper_source, whisper_gguf
+from edgespec.models.hub import check_disk, is_hub_name
 from edgespec.models.resolve import locate, resolve
-from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
-from edgespec.models.whisper_files import ARCHITECTURE, is_whisper_source, whisper_gguf
-from edgespec.platform.cpu import default_threads
 from edgespec.platform.files import check_folder, expand_user
+from edgespec.platform.machine import default_threads
 from edgespec.platform.plugins import part
 
 if TYPE_CHECKING:

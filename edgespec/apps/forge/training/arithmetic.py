@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from edgespec.apps.forge.training.batches import TrainingBatch
-from edgespec.platform.cpu import read_cpu
+from edgespec.platform.machine import read_cpu
 
 FACTOR: Any = jnp.bfloat16 if {"avx512_bf16", "amx_bf16"} & read_cpu().flags else jnp.float32
 

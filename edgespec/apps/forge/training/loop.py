@@ -40,10 +40,9 @@ from edgespec.apps.forge.training.batches import (
     batches,
 )
 from edgespec.apps.forge.training.head import HeadFamily
-from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.errors import EdgespecError, MessageFn, describe_os_error, silent
 from edgespec.platform.files import replacing
-from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.state_file import DamagedFileError
+from edgespec.platform.kept import DamagedFileError
 
 # ---- the optimizer: Muon for matrices, Adam for vectors and numbers ----
 #

@@ -43,8 +43,8 @@ def node_command(
     (docs/many-machines.md).
     """
     from edgespec.llama import rpc
-    from edgespec.platform.cpu import default_threads
     from edgespec.platform.files import expand_user
+    from edgespec.platform.machine import default_threads
 
     folder = expand_user(cache).absolute() if cache else None
     if folder:

@@ -50,10 +50,9 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.option_table import LARGEST_INT
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, MessageFn, UsageError, silent
 from edgespec.llama.choices import SERVED_PREFIXES
 from edgespec.models.resolve import locate
-from edgespec.platform.messages import MessageFn, silent
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -487,7 +486,7 @@ def _load_vectors(
     from edgespec.apps.server.embedding_worker import EmbeddingWorker
     from edgespec.apps.server.names import NamedModel, plain_name
     from edgespec.apps.server.request_reader import Service
-    from edgespec.platform.signals import Cancellation
+    from edgespec.platform.processes import Cancellation
 
     pull_named(target)
     cancellation = stack.enter_context(Cancellation())
@@ -576,7 +575,7 @@ def _load_engine(
     limits: QueueLimits,
 ) -> tuple[Engine, Worker]:
     from edgespec.apps.server.worker import Worker
-    from edgespec.platform.signals import Cancellation
+    from edgespec.platform.processes import Cancellation
 
     loading, cancellation = options.loading, stack.enter_context(Cancellation())
     engine = loading.compute.load_engine(
@@ -694,7 +693,7 @@ def _serve_several(models: ServedModels, options: ServerOptions) -> int:
     from edgespec.apps.server.http_server import noting_requests, serve
     from edgespec.apps.server.router.app import create_router
     from edgespec.apps.server.router.pool import Pool
-    from edgespec.platform.memory import available_bytes
+    from edgespec.platform.machine import available_bytes
 
     refuse_contradictions(
         {

@@ -26,7 +26,7 @@ def digest(header: GGUFHeader) -> str:
 
     Hashing the file would take seconds for each gigabyte. Either names this model and no other.
     """
-    from edgespec.models.hashes import known_sha256
+    from edgespec.models.store import known_sha256
 
     if known := known_sha256(header.path):
         return known

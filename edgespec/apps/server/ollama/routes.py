@@ -46,10 +46,9 @@ from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.apps.server.streaming import STREAMED, Answerer
 from edgespec.decoding.records import PromptProgress, Token
 from edgespec.engine.engine import Engine
-from edgespec.errors import UsageError
+from edgespec.errors import MessageFn, UsageError
 from edgespec.llama.gguf import GGUF, STRING, Field
 from edgespec.llama.weights import Model
-from edgespec.platform.messages import MessageFn
 
 _EFFORTS: Mapping[Any, str] = {False: "none", "max": "xhigh"}
 """OpenAI's words for Ollama's."""

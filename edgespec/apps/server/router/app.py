@@ -40,8 +40,7 @@ from edgespec.apps.server.page import add_page
 from edgespec.apps.server.responses.store import PATH, KeepingResponses, ResponseStore
 from edgespec.apps.server.router.pool import Pool, PooledModel
 from edgespec.apps.server.streaming import WholeEvents
-from edgespec.errors import EdgespecError
-from edgespec.platform.messages import MessageFn
+from edgespec.errors import EdgespecError, MessageFn
 
 _ALIVE_S = 10.0
 _AUDIO, _OLLAMA, _METRICS = "/v1/audio/", "/api/", "/metrics"

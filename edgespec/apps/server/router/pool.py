@@ -28,10 +28,9 @@ import httpx
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.names import NamedModel, human_number
 from edgespec.apps.server.request_worker import QueueFull, ShuttingDown, TimedOut
-from edgespec.errors import EdgespecError
-from edgespec.models.sources import format_size
-from edgespec.platform.child import child_command
-from edgespec.platform.messages import MessageFn
+from edgespec.errors import EdgespecError, MessageFn
+from edgespec.models.hub import format_size
+from edgespec.platform.processes import child_command
 
 # ---- the process of a model: an `edgespec serve` of its own on a Unix socket ----
 
@@ -172,7 +171,7 @@ class ModelSpec:
         """Return it with what its files say, which are here; of a damaged one its own server tells."""
         from edgespec.apps.server.ollama.response_schema import listed
         from edgespec.llama.gguf_header import check_complete_file
-        from edgespec.models.found.facts import facts_of
+        from edgespec.models.footprint import facts_of
         from edgespec.models.resolve import resolve
 
         try:

@@ -26,7 +26,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 from edgespec.apps.server.ollama.response_schema import duration_s
 from edgespec.cli.groups import flat_options
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.entries import NAME, convert_table
+from edgespec.models.registry import NAME, convert_table
 
 KEEP_ALIVE = "5m"
 """The time after which an idle model is unloaded, where nothing else is said; as in Ollama."""

@@ -1,20 +1,31 @@
-"""Run work in a child process, so that a crash or a hang there does not reach the user's process."""
+"""Processes: work in a child, what a forked one must not use, and interrupting a pass of the library.
+
+A crash or a hang in a child does not reach the user's process. A fork copies the memory and one thread: a
+pass over a model would wait for the other threads for ever, and so would a lock that one of them held. A pass
+is interrupted by Ctrl-C or from another thread (csrc/interrupt.h).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from threading import RLock
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import msgspec
 
-from edgespec.errors import EdgespecError
+from edgespec import _core
+from edgespec.errors import EdgespecError, UsageError
 
 REFUSED = 3
 """Exit code of a child whose work an EdgespecError ended."""
@@ -24,8 +35,8 @@ _T = TypeVar("_T")
 _PR_SET_PDEATHSIG = 1
 # -P: nothing is imported from the directory the user happens to be in.
 _PROGRAM = """import sys
-from edgespec.platform import child
-child._die_with_parent({parent})
+from edgespec.platform.processes import _die_with_parent
+_die_with_parent({parent})
 from {module} import {function}
 sys.exit({function}(*sys.argv[1:]))
 """
@@ -140,3 +151,113 @@ def _die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before this process could ask for that
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class HomeProcess:
+    """The process that loaded something, which a process forked from it must not use."""
+
+    def __init__(self, name: str) -> None:
+        """Remember this process, for what errors call `name`."""
+        self._name = name
+        self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is that process; a child forked from it is another."""
+        return os.getpid() == self._pid
+
+    def require(self) -> None:
+        """Raise UsageError in a forked child."""
+        if not self.is_here:
+            raise UsageError(
+                f"{self._name} was loaded before this process was forked, and its threads stayed in the "
+                'parent: load one here, or start processes with multiprocessing.get_context("spawn")'
+            )
+
+
+class HomeLock(HomeProcess):
+    """A reentrant lock that raises UsageError in a forked child, where nobody may be left to release it."""
+
+    def __init__(self, name: str) -> None:
+        """Make a lock of what errors call `name`."""
+        super().__init__(name)
+        self._lock = RLock()
+
+    def __enter__(self) -> None:
+        self.require()
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+
+def finalize(owner: object, free: Callable[..., object], *args: Any) -> weakref.finalize[..., Any]:  # noqa: ANN401 - any arguments
+    """Return a `weakref.finalize` that frees nothing in a forked child, whose end frees its copy."""
+    return weakref.finalize(owner, _free_at_home, os.getpid(), free, args)
+
+
+def _free_at_home(pid: int, free: Callable[..., object], args: tuple[Any, ...]) -> None:
+    if os.getpid() == pid:
+        free(*args)
+
+
+def is_requested(interrupt: _core.Interrupt | None) -> bool:
+    """Whether an interruption came that was not drained."""
+    if interrupt is None:
+        return False
+    waiting = select.poll()
+    waiting.register(interrupt.fd, select.POLLIN)
+    return bool(waiting.poll(0))
+
+
+class Cancellation:
+    """While entered, `cancel` makes the library's current pass end and raise KeyboardInterrupt.
+
+    A context manager; `cancel` may be called from any thread.
+    """
+
+    def __enter__(self) -> Self:
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        os.set_blocking(self._write_end, False)
+        self.interrupt = _core.Interrupt(self._read_end)
+        return self
+
+    def cancel(self) -> None:
+        """End the pass under way, or the next one before a `drain`."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of earlier calls
+            os.write(self._write_end, b"\0")
+
+    def drain(self) -> None:
+        """Forget earlier calls of `cancel`, so that they do not end the next pass."""
+        try:
+            while os.read(self._read_end, 512):
+                pass
+        except BlockingIOError:
+            pass
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._read_end)
+        os.close(self._write_end)
+
+
+class SignalPipe(Cancellation):
+    """While entered, signals end the current pass too.
+
+    A context manager for the main thread, the only one that Python delivers signals to.
+    """
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            self._previous = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        except ValueError:  # not the main thread
+            super().__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._previous)
+        super().__exit__()

@@ -1,1 +1,0 @@
-"""Models that other programs store on this disk: found by the names people know, used where they are."""

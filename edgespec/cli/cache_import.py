@@ -18,8 +18,8 @@ from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import check_model_file, tokenizer_fingerprint
 from edgespec.llama.weights import Model
-from edgespec.models.found import is_inside
 from edgespec.models.hub import format_size
+from edgespec.models.on_disk import is_inside
 from edgespec.models.resolve import resolve
 
 _LARGEST = 1_000_000  # bytes of a text file

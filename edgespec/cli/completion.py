@@ -9,7 +9,7 @@ from typing import get_args
 from edgespec.decoding.choices import DrafterName
 from edgespec.errors import EdgespecError
 from edgespec.models.draft_records import draft_records
-from edgespec.models.found import other_names
+from edgespec.models.on_disk import other_names
 from edgespec.models.registry import Registry, load_registry
 from edgespec.platform.plugins import offered
 

@@ -44,7 +44,7 @@ from edgespec.models.footprint import (
     states_bytes,
     target_rollback,
 )
-from edgespec.models.found import ARCHITECTURE
+from edgespec.models.on_disk import ARCHITECTURE
 from edgespec.models.quantizations import BITS
 from edgespec.models.registry import Entry, Registry, load_registry
 from edgespec.models.resolve import resolve

@@ -19,8 +19,8 @@ from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.engine.model_choice import has_mtp_head
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import draft_records
-from edgespec.models.found import FoundModel, is_ollama_name, list_found
 from edgespec.models.hub import format_size, hub_name, is_hub_name
+from edgespec.models.on_disk import FoundModel, is_ollama_name, list_found
 from edgespec.models.pull import Puller, VerifiedFile
 from edgespec.models.registry import (
     DEFAULT_VARIABLE,
@@ -437,7 +437,7 @@ def add_command(
 ) -> None:
     """Give your own GGUF file a name, in your models.toml."""
     from edgespec.llama.gguf_header import check_complete_file, check_model_file
-    from edgespec.models.found import ARCHITECTURE, foreign_whisper, is_whisper_source
+    from edgespec.models.on_disk import ARCHITECTURE, foreign_whisper, is_whisper_source
 
     path = expand_user(file).absolute()
     if is_whisper_source(path):

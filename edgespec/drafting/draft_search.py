@@ -24,8 +24,8 @@ from edgespec.models.footprint import (
     facts_of,
     fits_in_memory,
 )
-from edgespec.models.found import FoundModel, list_found, real_path
 from edgespec.models.hub import format_size
+from edgespec.models.on_disk import FoundModel, list_found, real_path
 from edgespec.models.registry import load_registry
 
 MOST_OF_TARGET = 0.6

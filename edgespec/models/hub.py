@@ -1,7 +1,7 @@
 """The hub: its models as users name them, and a download that continues one that was stopped.
 
     hf:OWNER/REPO/FILE.gguf[@REVISION]           a file, also as its page or link
-    [hf:]OWNER/REPO[:QUANTIZATION][@REVISION]    a repository, or its page (found.py)
+    [hf:]OWNER/REPO[:QUANTIZATION][@REVISION]    a repository, or its page (on_disk.py)
 
 Whisper models have other forms too, which are converted: whisper.cpp's ggml-NAME.bin, CTranslate2's
 model.bin, and model.safetensors.

@@ -41,14 +41,6 @@ from typing import BinaryIO, Literal, TypeVar
 from msgspec import structs
 
 from edgespec.errors import EdgespecError, MessageFn, describe_os_error, silent
-from edgespec.models.found import (
-    find_in_hub,
-    find_ollama,
-    found_entry,
-    hub_file,
-    is_ollama_name,
-    is_whisper_source,
-)
 from edgespec.models.hub import (
     PartFile,
     PartState,
@@ -60,6 +52,14 @@ from edgespec.models.hub import (
     is_hub_name,
     one_line,
     other_files,
+)
+from edgespec.models.on_disk import (
+    find_in_hub,
+    find_ollama,
+    found_entry,
+    hub_file,
+    is_ollama_name,
+    is_whisper_source,
 )
 from edgespec.models.registry import Entry, HubSource, Registry, WheelsSource, load_registry
 from edgespec.models.store import CONVERTED_TO, Stamp, Store, hash_file

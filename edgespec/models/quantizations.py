@@ -10,8 +10,8 @@ from pathlib import Path
 from edgespec.errors import MessageFn, UsageError, silent
 from edgespec.llama.gguf_header import read_header, read_tensors
 from edgespec.llama.quantize import QUANT_TYPES, quantize
-from edgespec.models.found import file_stem, is_ollama_name, quantization_in
 from edgespec.models.hub import check_disk
+from edgespec.models.on_disk import file_stem, is_ollama_name, quantization_in
 from edgespec.models.registry import Entry, load_registry, nearest
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.store import Store, sha256_of

@@ -222,7 +222,7 @@ class Registry:
     entries: Mapping[str, Entry]
     pairs: Mapping[str, PairNames]
     folders: tuple[Path, ...] = ()
-    """The user's folders of models, which are searched for GGUF files (found.py)."""
+    """The user's folders of models, which are searched for GGUF files (on_disk.py)."""
     default: str = ""
     """The model or pair that is taken where none is named; "": the pair `default`."""
     find_drafts: bool = True

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgespecError, MessageFn, UsageError, silent
-from edgespec.models.found import PREFIX as OLLAMA
-from edgespec.models.found import foreign_whisper, is_ollama_name, is_whisper_source, ollama_names
 from edgespec.models.hub import is_hub_name, is_plain
+from edgespec.models.on_disk import PREFIX as OLLAMA
+from edgespec.models.on_disk import foreign_whisper, is_ollama_name, is_whisper_source, ollama_names
 from edgespec.models.pull import ProgressFn, Puller, no_progress
 from edgespec.models.registry import Entry, load_registry
 from edgespec.platform.files import expand_user, why_no_file
@@ -96,7 +96,7 @@ def resolve(
     """Return the file that a model reference means; a model that is present is not hashed again.
 
     `model` is a path, a registry name, a file or a repository of the hub (hub.py), or the name of one
-    in another program's store (found.py).
+    in another program's store (on_disk.py).
 
     Raises:
         UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).

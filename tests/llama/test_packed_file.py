@@ -25,6 +25,7 @@ from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.platform import turns
 from edgespec.platform.files import locked
+from edgespec.platform.kept import write_all as write_for_real
 from edgespec.platform.machine import cached_share
 from edgespec.platform.processes import Cancellation
 

@@ -15,7 +15,7 @@ from collections import namedtuple
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models import found, registry
+from edgespec.models import on_disk, registry
 from edgespec.models.hub import SourceFailure
 from edgespec.models.pull import Puller, append_member
 from edgespec.models.registry import load_registry, user_models_file
@@ -41,7 +41,7 @@ def sha(data):
 @pytest.fixture
 def server():
     server = FakeServer()
-    found._listed.cache_clear()
+    on_disk._listed.cache_clear()
     yield server
     server.close()
 
@@ -829,7 +829,7 @@ def test_the_file_that_a_repository_means_is_pulled_once(server, repository, ref
     fetched = [one for one, _ in server.gets if "/resolve/" in one]
     revision = "v1" if "v1" in ref else "main"
     assert fetched == [f"/me/x-GGUF/resolve/{revision}/{name}" for name in pulled]
-    found._listed.cache_clear()
+    on_disk._listed.cache_clear()
     server.close()
     assert resolve(ref) == path, "without a hub"
 

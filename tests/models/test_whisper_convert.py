@@ -13,7 +13,7 @@ from edgespec.apps.speech.weights.convert import SIZE_KEYS, convert_whisper, sto
 from edgespec.apps.speech.weights.reading import WhisperSizes, expected_tensors, n_ordinary
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf import read_gguf, row_bytes, to_floats
-from edgespec.models.found import is_whisper_source
+from edgespec.models.on_disk import is_whisper_source
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper
 from whisper_files import HEADS, TOKENS, sizes, weights, write_ctranslate2, write_hub, write_whisper_cpp

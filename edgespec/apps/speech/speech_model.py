@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.found import ARCHITECTURE, foreign_whisper, is_whisper_source
 from edgespec.models.hub import is_hub_name
+from edgespec.models.on_disk import ARCHITECTURE, foreign_whisper, is_whisper_source
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
 from edgespec.platform.files import expand_user

@@ -15,8 +15,8 @@ from edgespec.cli.console import err, out, tell_written
 from edgespec.cli.groups import shown
 from edgespec.cli.progress import PullDisplay, WorkDisplay
 from edgespec.errors import UsageError
-from edgespec.models.found import ARCHITECTURE, file_stem, is_ollama_name, is_whisper_source, whisper_gguf
 from edgespec.models.hub import check_disk, is_hub_name
+from edgespec.models.on_disk import ARCHITECTURE, file_stem, is_ollama_name, is_whisper_source, whisper_gguf
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.store import Store
 from edgespec.platform.files import check_folder, expand_user

@@ -47,7 +47,7 @@ from edgespec.llama.gguf import (
     from_floats,
     type_number,
 )
-from edgespec.models.found import ARCHITECTURE, CTRANSLATE2_MODEL, HUB_INDEX, HUB_WEIGHTS
+from edgespec.models.on_disk import ARCHITECTURE, CTRANSLATE2_MODEL, HUB_INDEX, HUB_WEIGHTS
 from edgespec.platform.files import replacing
 
 WHISPER_TYPES = ("q8_0", "q6_k", "q5_1", "q5_0", "q4_1", "q4_0", "f16", "f32")

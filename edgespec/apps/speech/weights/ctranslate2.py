@@ -31,7 +31,7 @@ from edgespec.apps.speech.weights.reading import (
     ordinary_tokens,
     read_json,
 )
-from edgespec.models.found import CTRANSLATE2_MODEL
+from edgespec.models.on_disk import CTRANSLATE2_MODEL
 
 CONFIG_FILE = "config.json"
 VOCABULARIES = ("vocabulary.json", "vocabulary.txt")

@@ -25,7 +25,7 @@ from edgespec.apps.speech.weights.reading import (
     read_json,
 )
 from edgespec.errors import UsageError
-from edgespec.models.found import HUB_INDEX, HUB_WEIGHTS
+from edgespec.models.on_disk import HUB_INDEX, HUB_WEIGHTS
 
 CONFIG_FILE, GENERATION_FILE, VOCABULARY_FILE = "config.json", "generation_config.json", "vocab.json"
 

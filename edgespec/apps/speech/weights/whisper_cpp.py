@@ -31,7 +31,7 @@ from edgespec.apps.speech.weights.reading import (
     n_ordinary,
 )
 from edgespec.llama.gguf import F32, block_size, is_type, row_bytes, to_floats
-from edgespec.models.found import WHISPER_CPP_MAGIC
+from edgespec.models.on_disk import WHISPER_CPP_MAGIC
 
 _LONGEST_TOKEN, _LONGEST_NAME = 1 << 10, 1 << 8
 _F16 = 1

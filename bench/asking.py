@@ -17,9 +17,8 @@ import numpy as np
 
 from edgespec import Engine, SamplingParams
 from edgespec.apps.bench.measure import run_of
-from edgespec.apps.bench.runs import PLAIN, Run, rotated
+from edgespec.apps.bench.runs import PLAIN, Run, Variant, rotated
 from edgespec.apps.bench.suites import Prompt
-from edgespec.apps.bench.variants import Variant
 from edgespec.decoding.records import Result
 from edgespec.models.store import Store
 from edgespec.platform.files import cache_root

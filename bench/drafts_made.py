@@ -32,9 +32,8 @@ from typing import Any
 import prompts as prompt_sets
 from asking import AUTO, FEWEST, Bench, at_plains_length, compared, own_cache
 from edgespec import Engine
-from edgespec.apps.bench.runs import PLAIN, Run
+from edgespec.apps.bench.runs import PLAIN, PLAIN_VARIANT, Run, Variant, parse_variants
 from edgespec.apps.bench.suites import DEFAULT, HUMAN_EVAL, OVERALL, Suite
-from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.models.draft_records import read_record
 from edgespec.models.store import sha256_of
 from prompts import Limits

@@ -53,9 +53,8 @@ import prompts as prompt_sets
 from asking import AUTO, FEWEST, Bench, at_plains_length, compared, in_order, own_cache
 from edgespec import Engine
 from edgespec.apps.bench.measure import run_of
-from edgespec.apps.bench.runs import PLAIN, Run, rotated
+from edgespec.apps.bench.runs import PLAIN, PLAIN_VARIANT, Run, Variant, parse_variants, rotated
 from edgespec.apps.bench.suites import OVERALL, Prompt
-from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.llama.kernels import STOCK
 from prompts import Limits
 from ratios import Ratios, interval, plain_speed, shown, worst

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 import prompts as prompt_sets
-from edgespec.apps.bench.accuracy import log_softmax
+from edgespec.apps.bench.compare import log_softmax
 from edgespec.apps.bench.suites import evenly
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama.session import Session

@@ -19,7 +19,7 @@ from typing import Any
 from edgespec.apps.server import json_routes
 from edgespec.apps.server.worker import Worker
 from edgespec.cli import main
-from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.grammars import Grammar
 from edgespec.decoding.options import Options
 
 

@@ -23,10 +23,9 @@ import prompts as prompt_sets
 from edgespec import Engine
 from edgespec.apps.bench.measure import BenchSettings, Peer, generate, warm_up
 from edgespec.apps.bench.peers import LlamaCpp, context_for
-from edgespec.apps.bench.runs import Run, rotated
+from edgespec.apps.bench.runs import PLAIN_VARIANT, Run, Variant, parse_variants, rotated
 from edgespec.apps.bench.suites import DEFAULT, OVERALL, Prompt
 from edgespec.apps.bench.summary import compare
-from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
 from peers import IK, IkSpecBench, llama_bench

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edgespec.apps.energy.meter import EnergyMeter
-    from edgespec.decoding.grammar.grammar import Grammar
+    from edgespec.decoding.grammars import Grammar
     from edgespec.decoding.options import Options, Waking
     from edgespec.decoding.records import Result, Stats, Token
     from edgespec.decoding.sampling import SamplingParams
@@ -41,7 +41,7 @@ _HOMES = {
     "platform.metering": ("Measurement",),
     "engine.engine": ("Engine",),
     "errors": ("EdgespecError", "UsageError"),
-    "decoding.grammar.grammar": ("Grammar",),
+    "decoding.grammars": ("Grammar",),
     "decoding.options": ("Options", "Waking"),
     "llama.choices": ("StateRoom",),
     "platform.processes": ("Cancellation",),

@@ -44,7 +44,7 @@ from edgespec.decoding.records import Result
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.llama.thinking import Thinking
+from edgespec.llama.chat_template import Thinking
 from edgespec.models.hub import format_size
 from edgespec.platform.files import expand_user
 

@@ -18,8 +18,8 @@ import msgspec
 
 from edgespec.decoding.records import Result
 from edgespec.errors import EdgespecError, MessageFn, UsageError, check_text, describe_os_error
+from edgespec.llama.chat_template import AS_USUAL, Thinking
 from edgespec.llama.gguf_header import file_fingerprint
-from edgespec.llama.thinking import AS_USUAL, Thinking
 from edgespec.llama.weights import Model
 from edgespec.platform.files import write_atomically
 from edgespec.platform.kept import CONVERSATIONS, DamagedFileError, StateFile

@@ -89,7 +89,7 @@ def _scanned(model: FoundModel, models: list[FoundModel], reader: FactsReader) -
     """Return a model's JSON object, with the draft that a run would take, and what its header tells."""
     from edgespec.drafting.draft_search import best_draft
     from edgespec.engine.model_choice import choose_models
-    from edgespec.llama.kernel_coverage import kernel_coverage
+    from edgespec.llama.kernels import kernel_coverage
     from edgespec.models.draft_records import is_here
     from edgespec.models.footprint import draft_to_pull
 

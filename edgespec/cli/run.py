@@ -42,7 +42,7 @@ from edgespec.models.resolve import model_named
 if TYPE_CHECKING:
     from edgespec.cli.served import ServedStream
     from edgespec.decoding.choices import DrafterChoice
-    from edgespec.decoding.grammar.source import GrammarSource
+    from edgespec.decoding.grammars import GrammarSource
     from edgespec.decoding.options import Options, Waking
     from edgespec.decoding.records import Result
     from edgespec.engine.stream import Stream
@@ -218,7 +218,7 @@ class Structure:
         """The grammar of the text; None for any text. Raises UsageError, before models are loaded."""
         if self.grammar is None and self.json_schema is None and self.regex is None:
             return None
-        from edgespec.decoding.grammar.source import GrammarSource
+        from edgespec.decoding.grammars import GrammarSource
 
         if self.grammar is not None:
             name = f"--grammar {self.grammar}"
@@ -333,7 +333,7 @@ def run_command(
         if served := _served(models, drafting, length, prompt, request):
             return _show_served(served, output, history=drafting.cache)
     from edgespec.cli.render import ExplainedSteps
-    from edgespec.decoding.grammar.grammar import Grammar
+    from edgespec.decoding.grammars import Grammar
     from edgespec.platform.processes import SignalPipe
 
     meter = output.meter()

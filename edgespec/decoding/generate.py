@@ -53,7 +53,7 @@ import numpy as np
 from edgespec.decoding.choices import Rule
 from edgespec.decoding.drafter import Drafter, DraftOutcome, Position
 from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.grammar.constraint import Constraint
+from edgespec.decoding.grammars import Constraint
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Emitted, Logprobs, Step, StopReason, Tally
@@ -182,7 +182,7 @@ def unmarked(_phase: Phase) -> None:
 
 
 class Loop(ABC):
-    """Writes one text, a pass at a time. Generation is exact, Cascade (engine/lossy/cascade.py) is not.
+    """Writes one text, a pass at a time. Generation is exact, Cascade (engine/cascade.py) is not.
 
     A text may be as long as the context, so that nothing of a step copies it.
     """

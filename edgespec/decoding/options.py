@@ -14,7 +14,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import UsageError, check_choice, check_text, kind_of
 
 if TYPE_CHECKING:  # not at run time: a way to a server loads neither numpy nor llama.cpp
-    from edgespec.decoding.grammar.grammar import Grammar
+    from edgespec.decoding.grammars import Grammar
 
 Span = int | Literal["rest"]
 """Number of tokens that the target writes when it is woken, or the rest of the text."""

@@ -13,8 +13,7 @@ from pathlib import Path
 from edgespec.drafting.profile import CONTEXTS, Profile, ProfileKey, load
 from edgespec.errors import EdgespecError, MessageFn
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_results
-from edgespec.llama.kernel_coverage import kernel_coverage
-from edgespec.llama.kernels import STOCK
+from edgespec.llama.kernels import STOCK, kernel_coverage
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.models.footprint import (
     USUAL_CTX,

@@ -25,15 +25,15 @@ from edgespec.drafting.suffix import EarlierTexts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.engine.batcher import BatchedRequest, Batcher, StepSummary
 from edgespec.engine.capacity import Capacity
-from edgespec.engine.lossy.cascade import Cascade
+from edgespec.engine.cascade import Cascade
 from edgespec.engine.model_choice import ChosenModels
 from edgespec.engine.pair import Pair, PairOptions, Plan, make_plan
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, MessageFn, UsageError, check_choice, check_text
 from edgespec.llama.batch import EmbeddingsFn
+from edgespec.llama.chat_template import Thinking
 from edgespec.llama.choices import CacheChoice, KernelsChoice, StateRoom
 from edgespec.llama.session import Session
-from edgespec.llama.thinking import Thinking
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 from edgespec.platform.metering import Meter

@@ -11,7 +11,7 @@ from pathlib import Path
 from edgespec._core import Interrupt
 from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter, Rule
 from edgespec.decoding.generate import Task
-from edgespec.decoding.grammar.constraint import Constraint
+from edgespec.decoding.grammars import Constraint
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.options import Options, Waking
 from edgespec.decoding.records import Mode
@@ -34,8 +34,7 @@ from edgespec.engine.capacity import (
     kept_sequences,
     room_without_limit,
 )
-from edgespec.engine.lossy.calibration import calibrated
-from edgespec.engine.lossy.cascade import SmallModel
+from edgespec.engine.cascade import SmallModel, calibrated
 from edgespec.engine.model_choice import ChosenModels, choose_refs
 from edgespec.errors import EdgespecError, UsageError, check_choice, describe_os_error, whole_number
 from edgespec.llama.cache_types import with_cache_type

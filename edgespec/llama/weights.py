@@ -20,7 +20,14 @@ from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError, MessageFn, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.chat_template import ChatTemplate, ChatTemplates, named_templates, read_chat_template
+from edgespec.llama.chat_template import (
+    AS_USUAL,
+    ChatTemplate,
+    ChatTemplates,
+    Thinking,
+    named_templates,
+    read_chat_template,
+)
 from edgespec.llama.control_names import ControlNames, FimTokens, RenderedPrompt, fim_tokens
 from edgespec.llama.gguf import TOKEN_TYPES, TOKENS
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
@@ -29,7 +36,6 @@ from edgespec.llama.kernels import Plugin, WeightPacking, packing
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.packed_file import Condition, PackedFile, PackedTensor, WeightCheck, packed_file
 from edgespec.llama.rpc import MOST_TOKENS, RemoteLayers
-from edgespec.llama.thinking import AS_USUAL, Thinking
 from edgespec.platform.closing import Closing
 from edgespec.platform.machine import MappedPages
 from edgespec.platform.processes import HomeProcess, finalize

@@ -25,8 +25,8 @@ from edgespec.llama.gguf_header import (
     read_tensors,
     tokenizer_fingerprint,
 )
-from edgespec.llama.kernel_coverage import multiplied, packing_growth
 from edgespec.llama.kernel_timing import MatrixShape
+from edgespec.llama.kernels import multiplied, packing_growth
 from edgespec.llama.quantize import QUANT_TYPES
 from edgespec.llama.rollback import RollbackSize
 from edgespec.models.hub import other_files

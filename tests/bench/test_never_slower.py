@@ -7,9 +7,8 @@ import pytest
 import never_slower
 from asking import Bench, at_plains_length, compared
 from edgespec import Engine, SamplingParams
-from edgespec.apps.bench.runs import Run
+from edgespec.apps.bench.runs import PLAIN_VARIANT, Run, parse_variants
 from edgespec.apps.bench.suites import OVERALL, Prompt
-from edgespec.apps.bench.variants import PLAIN_VARIANT, parse_variants
 from edgespec.platform.files import cache_root
 from never_slower import deep_run, fixed, report_second, second_run, verdicts
 from prompts import Limits

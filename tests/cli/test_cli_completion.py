@@ -11,10 +11,10 @@ from typing import get_type_hints
 
 import pytest
 
-from edgespec.apps.bench.accuracy import WINDOW
 from edgespec.apps.bench.commands import bench_options, calibrate, compare
+from edgespec.apps.bench.compare import WINDOW
 from edgespec.apps.bench.measure import BenchSettings
-from edgespec.apps.bench.variants import parse_variants
+from edgespec.apps.bench.runs import parse_variants
 from edgespec.apps.forge import request, vocabulary_ranking
 from edgespec.apps.forge.commands import draft as draft_options
 from edgespec.apps.forge.request import EvaluationSettings

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import KEPT, TargetFeatures
-from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.grammars import Grammar
 from edgespec.decoding.options import Options, Waking
 from edgespec.decoding.session import Forward
 from edgespec.drafting.head_model import HeadModel, states_worth

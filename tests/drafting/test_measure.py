@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.apps.energy.meter import EnergyMeter
-from edgespec.apps.energy.sources import AssumedPower, RaplCounters, RaplZone, UnreadableError
+from edgespec.apps.energy.meter import AssumedPower, EnergyMeter, RaplCounters, RaplZone, UnreadableError
 from edgespec.drafting import measure as measuring
 from edgespec.drafting.measure import measure
 from edgespec.drafting.profile import CONTEXTS, N_MAX, CostCurve

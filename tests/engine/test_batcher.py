@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec import Engine
-from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.grammars import Grammar
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.pace import BatchPace

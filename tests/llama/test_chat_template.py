@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from chat_templates import FAMILIES, HERMES, MISTRAL, THINKING_CODER
+from edgespec.apps.server.tool_calls.call_forms import TOOLS, CallStyle, TemplateTraits
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.chat_template import (
     BrokenTemplateError,
@@ -17,7 +18,6 @@ from edgespec.llama.chat_template import (
     known_forms,
     read_chat_template,
 )
-from edgespec.llama.template_traits import TOOLS, CallStyle, TemplateTraits
 from edgespec.llama.weights import Model
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 

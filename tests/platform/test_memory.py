@@ -16,8 +16,8 @@ from gguf import GGMLQuantizationType
 from edgespec.llama import weights
 from edgespec.llama.gguf import row_bytes
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.kernel_coverage import packing_growth
 from edgespec.llama.kernel_timing import MatrixShape
+from edgespec.llama.kernels import packing_growth
 from edgespec.llama.weights import Model
 from edgespec.models import footprint
 from edgespec.models.footprint import loaded_bytes, required_bytes, shape_of, weight_bytes

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from edgespec.apps.batch.results import BatchAnswer, BatchRequest
+from edgespec.apps.batch.lines import BatchAnswer, BatchRequest
 
 
 class EchoWriter:

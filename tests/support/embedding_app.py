@@ -12,8 +12,7 @@ import httpx
 
 from edgespec.apps.embed.embedder import Embedder
 from edgespec.apps.server.api import create_embedding_app
-from edgespec.apps.server.embedding_routes import EmbeddingService
-from edgespec.apps.server.embedding_worker import EmbeddingWorker
+from edgespec.apps.server.embedding_routes import EmbeddingService, EmbeddingWorker
 from edgespec.apps.server.metrics import Metrics
 from edgespec.apps.server.names import NamedModel
 from edgespec.apps.server.request_reader import Service

@@ -13,8 +13,8 @@ import jsonschema_rs
 import numpy as np
 import pytest
 
-from edgespec.decoding.grammar.grammar import Grammar
-from edgespec.decoding.json_schema.words import FORMATS
+from edgespec.decoding.grammars import Grammar
+from edgespec.decoding.json_schemas import FORMATS
 
 _CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
 assert _CHECKER.checkers.keys() >= FORMATS, "the package that checks a format is missing"

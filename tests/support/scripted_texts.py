@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.grammars import Grammar
 from server_app import Served
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from edgespec.apps.speech.rules import RuleTokens
-from edgespec.apps.speech.session import SpeechSession
+from edgespec.apps.speech.whisper_model import SpeechSession
 
 N_TEXT, N_SPECIAL, N_TIMES = 40, 8, 60
 END = N_TEXT

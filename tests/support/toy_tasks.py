@@ -6,7 +6,7 @@ from typing import Any
 
 from edgespec.decoding.choices import Rule
 from edgespec.decoding.generate import Task
-from edgespec.decoding.grammar.constraint import Constraint
+from edgespec.decoding.grammars import Constraint
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import Coins, SamplingParams
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.apps.speech.weights.convert import _OTHERS, _PARTS
 from edgespec.apps.speech.weights.reading import WhisperSizes, expected_tensors, written_token
-from edgespec.apps.speech.weights.safetensors import _OTHERS, _PARTS
 from tiny_whisper import N_SPECIAL
 
 TOKENS = [bytes([i]) for i in range(256)] + [b" t", b"he", b" the", "ä".encode()]

@@ -9,8 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT
-from edgespec.apps.batch.results import BatchAnswer, BatchRequest
+from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT, BatchAnswer, BatchRequest
 from edgespec.apps.server.api_errors import ApiError, engine_error, validation_error
 from edgespec.apps.server.names import ALIAS
 from edgespec.apps.server.openai_writer import ChatWriter, CompletionWriter, OpenAIWriter

@@ -22,8 +22,8 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from edgespec.apps.batch.lines import BatchAnswer, BatchRequest
 from edgespec.apps.batch.local import LocalWriter, PromptDefaults
-from edgespec.apps.batch.results import BatchAnswer, BatchRequest
 from edgespec.apps.server.request_reader import Service
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine

@@ -28,16 +28,24 @@ from typing import Any, Protocol
 import msgspec
 
 from edgespec.apps.bench.machine import MachineWatch
-from edgespec.apps.bench.runs import Run, WorkProgressFn, keep, read_kept, rotated, text_hash
+from edgespec.apps.bench.runs import (
+    PLAIN_VARIANT,
+    Run,
+    Variant,
+    WorkProgressFn,
+    keep,
+    read_kept,
+    rotated,
+    text_hash,
+)
 from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.bench.summary import noise
-from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant
+from edgespec.apps.bench.teacher import TeacherForcing, TeacherScores
 from edgespec.decoding.choices import DrafterName, Rule
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
-from edgespec.engine.lossy.teacher import TeacherForcing, TeacherScores
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError
 from edgespec.llama.choices import KernelsChoice

@@ -20,10 +20,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from edgespec.apps.bench.measure import BenchSettings, CellTask, KeptCells
-from edgespec.apps.bench.runs import PLAIN, Run
+from edgespec.apps.bench.runs import PLAIN, Run, Variant
 from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.bench.summary import VariantComparison, compare
-from edgespec.apps.bench.variants import Variant
 from edgespec.apps.forge.data_stage import evaluation_prompts
 from edgespec.apps.forge.dataset import Dataset, DatasetTarget
 from edgespec.apps.forge.draft_store import draft_file

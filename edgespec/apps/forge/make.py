@@ -5,7 +5,7 @@
     the kept tokens are chosen   vocabulary_ranking.py        .../training/RUN/
     a head is trained            training/, extra `forge`     .../training/RUN/head/, checkpoints
     drafts are written           training/head.py             a folder in the models directory
-    drafts pass the guard        guard.py                     nothing; with --from-history
+    drafts pass the guard        below                        nothing; with --from-history
     drafts are evaluated         evaluation.py                .../judging/
     the best one is stored       draft_store.py               the models directory: file, name, record
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -30,11 +30,11 @@ import msgspec
 import numpy as np
 
 from edgespec.apps.forge.data_stage import RejectedTexts, evaluation_prompts, tokens_wanted, write_texts
-from edgespec.apps.forge.dataset import READ, Dataset, DatasetTarget
+from edgespec.apps.forge.dataset import BUILT_IN, READ, Dataset, DatasetTarget, TrainingText
 from edgespec.apps.forge.draft_store import DraftStore, check_draft_name
 from edgespec.apps.forge.evaluation import Candidate, CandidateResult, Evaluator, update_record
-from edgespec.apps.forge.guard import Guard, GuardFigures, GuardTexts, guard_texts
 from edgespec.apps.forge.request import DraftRequest, StageContext, StageProgress
+from edgespec.apps.forge.training.batches import MOST, N_DRAFTED, BatchSize
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
 from edgespec.apps.forge.vocabulary_ranking import Ids, rank, read_vocabulary, renew
 from edgespec.engine.model_choice import choose_models
@@ -54,7 +54,146 @@ from edgespec.platform.machine import available_bytes, read_cpu
 from edgespec.platform.metering import Meter, choose_meter
 
 if TYPE_CHECKING:
-    from edgespec.apps.forge.training.loop import TrainingResult
+    from edgespec.apps.forge.training.head import HeadFamily
+    from edgespec.apps.forge.training.loop import Acceptance, TrainingResult
+    from edgespec.apps.forge.training.weights import ModelWeights
+
+
+TOLERATED = 0.02
+"""Share that may be lost on the built-in texts: more than the choice of kept tokens and quantization cost."""
+
+SHARES = (0.75, 0.5, 0.25)
+"""Parts of a training that are tried where all of it loses too much, until one passes."""
+
+
+GuardTexts = tuple[Sequence[TrainingText], Sequence[TrainingText]]
+"""The held-out texts that heads are compared on: the user's, the latest first, and built-in ones."""
+
+
+def guard_texts(dataset: Dataset) -> GuardTexts:
+    """Return those of a dataset. Raises EdgespecError where texts of a kind are missing."""
+    held_out = list(dataset.texts(held_out=True))
+    own = _some(text for text in reversed(held_out) if text.source != BUILT_IN)
+    built_in = _some(text for text in held_out if text.source == BUILT_IN)
+    if not (own and built_in):
+        raise EdgespecError(
+            "the current head is kept: of the held-out texts for evaluating a new one, "
+            f"{'the built-in ones' if own else 'yours'} are missing (deleted, or none was held out yet; "
+            "one in 20 is); use the model for a while"
+        )
+    return own, built_in
+
+
+def _some(texts: Iterable[TrainingText]) -> tuple[TrainingText, ...]:
+    """Return the first texts that have MOST tokens to draft, without those that are too short to."""
+    chosen: list[TrainingText] = []
+    n_most = MOST
+    for text in texts:
+        n = len(text.tokens) - max(text.n_prompt, text.first + 2)
+        if n > N_DRAFTED and n_most > 0:
+            chosen.append(text)
+            n_most -= n
+    return tuple(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class GuardFigures:
+    """Mean accepted tokens of a draft of N_DRAFTED: of an older head, and of the new one."""
+
+    own: tuple[float, float]
+    """The older one is the current head."""
+    built_in: tuple[float, float]
+    """The older one is the head that learning began with."""
+    n_own: int
+    n_built_in: int
+    """Drafts that were compared."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether the new head is better on the user's texts, and hardly worse on the built-in ones."""
+        return self.gains and self.built_in[1] >= (1.0 - TOLERATED) * self.built_in[0]
+
+    @property
+    def gains(self) -> bool:
+        """Whether the new head is better on the user's texts."""
+        return self.own[1] > self.own[0]
+
+    def __str__(self) -> str:
+        (a, b), (c, d) = self.own, self.built_in
+        return (
+            f"accepted of a draft of {N_DRAFTED}: {a:.3f} before, {b:.3f} now on your latest texts "
+            f"({self.n_own:,} drafts); {c:.3f} at first, {d:.3f} now on built-in ones ({self.n_built_in:,})"
+        )
+
+
+class Guard:
+    """Compares heads with the one that is installed."""
+
+    def __init__(
+        self, target: ModelWeights, texts: GuardTexts, installed: Path, first: Path | None = None
+    ) -> None:
+        """Measure the head in the file `installed`, of `target`. Raises UsageError if it is none.
+
+        `first`: the head that learning began with; None: this one.
+        """
+        self._target, self._texts, self._installed = target, texts, installed
+        own, built_in = accepted(installed, target, texts)
+        if first:
+            (built_in,) = accepted(first, target, texts[1:])
+        self._before = own, built_in
+
+    def choose(self, path: Path, type_: str) -> tuple[Path, float, GuardFigures]:
+        """Return the file to keep of the head in `path`, of `type_`; its part of the training; its figures.
+
+        All of it, or the first of SHARES that passes, its file beside `path`; all of it if none does.
+        """
+        whole = self.judge(path)
+        if whole.passes or not whole.gains:
+            return path, 1.0, whole
+        family = _family(path, self._target)
+        before, after = family.read(self._installed), family.read(path)
+        for share in SHARES:
+            part = path.with_name(f"{path.stem}-{share:.0%}.gguf")
+            mean = {name: (1.0 - share) * before[name] + share * after[name] for name in after}
+            family.export(mean, part, type_)
+            figures = self.judge(part)
+            if figures.passes:
+                return part, share, figures
+        return path, 1.0, whole
+
+    def judge(self, path: Path) -> GuardFigures:
+        """Return the figures of the head in `path` beside those of the installed one."""
+        own, built_in = accepted(path, self._target, self._texts)
+        own_before, built_in_before = self._before
+        return GuardFigures(
+            (own_before.mean_accepted, own.mean_accepted),
+            (built_in_before.mean_accepted, built_in.mean_accepted),
+            own.n_drafts,
+            built_in.n_drafts,
+        )
+
+
+def accepted(path: Path, target: ModelWeights, parts: Sequence[Sequence[TrainingText]]) -> list[Acceptance]:
+    """Return what is accepted of drafts of the head in `path`, in each of the `parts`.
+
+    Drafts begin at all places of the texts. Raises UsageError for a file without a head of `target`.
+    """
+    from edgespec.apps.forge.training.loop import AcceptanceEvaluation
+
+    family = _family(path, target)
+    params, rows = family.read(path), BatchSize()
+    return [AcceptanceEvaluation(family, texts, rows)(params) for texts in parts]
+
+
+def _family(path: Path, target: ModelWeights) -> HeadFamily:
+    from edgespec.apps.forge.training.head import HeadFamily
+
+    header = check_model_file(path)
+    head = read_head(header)
+    if head is None:
+        raise UsageError(f"{path}: no draft head")
+    return HeadFamily(target, head.target_sha256, head.token_ids, header.n_ff)
+
 
 LEAST_GAIN = 0.02
 """Gain over the present draft that a new one needs to be stored: less is not told from noise."""

@@ -19,6 +19,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
+from edgespec.apps.server.anthropic_api import add_messages
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.audio_routes import SpeechService, add_audio
 from edgespec.apps.server.embedding_routes import (
@@ -36,10 +37,9 @@ from edgespec.apps.server.json_routes import (
     refuse_routes,
     route_class,
 )
-from edgespec.apps.server.messages.routes import add_messages
 from edgespec.apps.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.apps.server.names import ALIAS, RequestedModel, ServedNames
-from edgespec.apps.server.ollama.routes import add_ollama
+from edgespec.apps.server.ollama_api import add_ollama
 from edgespec.apps.server.openai_writer import ChatWriter, CompletionWriter, InfillWriter
 from edgespec.apps.server.page import add_page
 from edgespec.apps.server.request_fields import RequestPart
@@ -62,13 +62,12 @@ from edgespec.apps.server.response_schema import (
     ModelList,
     TextCompletion,
 )
-from edgespec.apps.server.responses.routes import add_responses
+from edgespec.apps.server.responses_api import add_responses
 from edgespec.apps.server.streaming import Answerer, AnswerWriter
 from edgespec.apps.server.worker import Worker
 from edgespec.cli.local_run import PATH, RunPart, RunRequest, write_part
 from edgespec.decoding.choices import DrafterName
-from edgespec.decoding.grammar.grammar import Grammar
-from edgespec.decoding.grammar.source import GrammarSource
+from edgespec.decoding.grammars import Grammar, GrammarSource
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import PromptProgress, Result, StopReason, Token
 from edgespec.decoding.sampling import SamplingParams

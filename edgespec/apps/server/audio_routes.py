@@ -28,10 +28,8 @@ from edgespec.apps.server.request_worker import (
 )
 from edgespec.apps.server.streaming import Answerer, AnswerWriter, Prepared
 from edgespec.apps.speech.audio import SoundReader
-from edgespec.apps.speech.choices import SpeechTask
-from edgespec.apps.speech.languages import LANGUAGES
 from edgespec.apps.speech.mel import Floats
-from edgespec.apps.speech.options import MAX_BEAM, TEMPERATURES, SpeechOptions
+from edgespec.apps.speech.options import LANGUAGES, MAX_BEAM, TEMPERATURES, SpeechOptions, SpeechTask
 from edgespec.apps.speech.transcriber import Hearing, Transcriber
 from edgespec.apps.speech.transcript import (
     Segment,

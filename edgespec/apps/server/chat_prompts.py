@@ -20,13 +20,27 @@ from edgespec.apps.server.request_schema import (
 )
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm, AnswerReader
 from edgespec.apps.server.tool_calls.argument_values import read_json
-from edgespec.apps.server.tool_calls.call_forms import FAMILIES, HERMES, CallForm, form_of
+from edgespec.apps.server.tool_calls.call_forms import (
+    FAMILIES,
+    HERMES,
+    KEYS,
+    TOOLS,
+    VALUES,
+    CallForm,
+    CallSamples,
+    TemplateTraits,
+    form_of,
+)
 from edgespec.apps.server.tool_calls.call_parser import ReadCall
 from edgespec.errors import EdgespecError
-from edgespec.llama.chat_template import BrokenTemplateError, RefusedByTemplateError
+from edgespec.llama.chat_template import (
+    SWITCHES,
+    BrokenTemplateError,
+    RefusedByTemplateError,
+    Thinking,
+    switches_of,
+)
 from edgespec.llama.control_names import ModelText
-from edgespec.llama.template_traits import KEYS, TOOLS, VALUES, CallSamples, TemplateTraits
-from edgespec.llama.thinking import SWITCHES, Thinking, switches_of
 from edgespec.llama.weights import Model
 
 _OWN_FIELDS = ("messages", "tools", "add_generation_prompt", "continue_final_message")

@@ -282,7 +282,7 @@ def _answered(ends: Sequence[object], n_prompts: int) -> tuple[str, str]:
         rate = usage["edgespec"]["tokens_per_second"]
         told = f"{usage['prompt_tokens']} tokens in, {usage['completion_tokens']} out"
         return told, "" if rate is None else f"{rate:.1f} tokens/s"
-    from edgespec.apps.server.embedding_worker import EmbeddedTexts
+    from edgespec.apps.server.embedding_routes import EmbeddedTexts
 
     if tokens := sum(end.n_tokens for end in ends if isinstance(end, EmbeddedTexts)):
         return f"{tokens} tokens in", ""

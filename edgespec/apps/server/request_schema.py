@@ -23,7 +23,7 @@ from edgespec.apps.server.request_fields import (
 from edgespec.decoding.choices import DrafterName
 from edgespec.decoding.option_table import GENERATION, LARGEST_INT, MAX_GAMMA, MAX_LOGPROBS
 from edgespec.decoding.records import Token
-from edgespec.llama.thinking import Effort
+from edgespec.llama.chat_template import Effort
 
 # ---- an assistant's message as a client sends it back: what of it is read, whichever server wrote it ----
 

@@ -17,10 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.apps.speech.rules import SpeechRules
-from edgespec.apps.speech.session import SpeechSession, SpeechVocabulary
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
 from edgespec.apps.speech.transcript import SpeechStats
-from edgespec.apps.speech.whisper_model import DecoderCache, EncodedAudio, SpeechModel
+from edgespec.apps.speech.whisper_model import (
+    DecoderCache,
+    EncodedAudio,
+    SpeechModel,
+    SpeechSession,
+    SpeechVocabulary,
+)
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.session import n_common
 from edgespec.drafting.acceptance import AcceptanceTables

@@ -1,14 +1,114 @@
-"""Options of a transcription; defaults and meaning are openai-whisper's."""
+"""Options of a transcription; defaults and meaning are openai-whisper's; the languages that Whisper knows.
+
+Light to import: tab completion imports it.
+"""
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
-from edgespec.apps.speech.choices import SpeechTask
-from edgespec.apps.speech.languages import language_code
 from edgespec.decoding.choices import Rule
 from edgespec.errors import UsageError, check_number, check_text, whole_number
+
+SpeechTask = Literal["transcribe", "translate"]
+"""The text in the language that is spoken, or in English."""
+
+TranscriptFormat = Literal["txt", "srt", "vtt", "json"]
+"""A line for each segment, subtitles, or one JSON object."""
+
+DEFAULT_MODEL = "whisper-base"
+"""The model that hears where none is named."""
+
+
+LANGUAGES = {
+    "en": "english", "zh": "chinese", "de": "german", "es": "spanish", "ru": "russian", "ko": "korean",
+    "fr": "french", "ja": "japanese", "pt": "portuguese", "tr": "turkish", "pl": "polish", "ca": "catalan",
+    "nl": "dutch", "ar": "arabic", "sv": "swedish", "it": "italian", "id": "indonesian", "hi": "hindi",
+    "fi": "finnish", "vi": "vietnamese", "he": "hebrew", "uk": "ukrainian", "el": "greek", "ms": "malay",
+    "cs": "czech", "ro": "romanian", "da": "danish", "hu": "hungarian", "ta": "tamil", "no": "norwegian",
+    "th": "thai", "ur": "urdu", "hr": "croatian", "bg": "bulgarian", "lt": "lithuanian", "la": "latin",
+    "mi": "maori", "ml": "malayalam", "cy": "welsh", "sk": "slovak", "te": "telugu", "fa": "persian",
+    "lv": "latvian", "bn": "bengali", "sr": "serbian", "az": "azerbaijani", "sl": "slovenian",
+    "kn": "kannada", "et": "estonian", "mk": "macedonian", "br": "breton", "eu": "basque", "is": "icelandic",
+    "hy": "armenian", "ne": "nepali", "mn": "mongolian", "bs": "bosnian", "kk": "kazakh", "sq": "albanian",
+    "sw": "swahili", "gl": "galician", "mr": "marathi", "pa": "punjabi", "si": "sinhala", "km": "khmer",
+    "sn": "shona", "yo": "yoruba", "so": "somali", "af": "afrikaans", "oc": "occitan", "ka": "georgian",
+    "be": "belarusian", "tg": "tajik", "sd": "sindhi", "gu": "gujarati", "am": "amharic", "yi": "yiddish",
+    "lo": "lao", "uz": "uzbek", "fo": "faroese", "ht": "haitian creole", "ps": "pashto", "tk": "turkmen",
+    "nn": "nynorsk", "mt": "maltese", "sa": "sanskrit", "lb": "luxembourgish", "my": "myanmar",
+    "bo": "tibetan", "tl": "tagalog", "mg": "malagasy", "as": "assamese", "tt": "tatar", "haw": "hawaiian",
+    "ln": "lingala", "ha": "hausa", "ba": "bashkir", "jw": "javanese", "su": "sundanese", "yue": "cantonese",
+}  # fmt: skip
+"""The name of each language by its code."""
+
+# Other names: the language's own, its code of three letters, and what else is in use; _ for a space.
+_OTHER_NAMES = {
+    "en": "eng", "zh": "中文 汉语 漢語 普通话 普通話 国语 國語 mandarin zho chi cmn", "de": "deutsch deu ger",
+    "es": "español castellano castilian spa", "ru": "русский rus", "ko": "한국어 조선말 kor",
+    "fr": "français fra fre", "ja": "日本語 jpn", "pt": "português por", "tr": "türkçe tur",
+    "pl": "polski pol", "ca": "català valencian valencià cat", "nl": "nederlands flemish vlaams nld dut",
+    "ar": "العربية ara arb", "sv": "svenska swe", "it": "italiano ita", "id": "bahasa_indonesia ind in",
+    "hi": "हिन्दी हिंदी hin", "fi": "suomi fin", "vi": "tiếng_việt vie", "he": "עברית heb iw",
+    "uk": "українська ukr", "el": "ελληνικά ell gre", "ms": "bahasa_melayu melayu msa may",
+    "cs": "čeština česky ces cze", "ro": "română moldavian moldovan ron rum mo", "da": "dansk dan",
+    "hu": "magyar hun", "ta": "தமிழ் tam", "no": "norsk bokmål norsk_bokmål nb nob nor",
+    "th": "ไทย ภาษาไทย tha", "ur": "اردو urd", "hr": "hrvatski hrv", "bg": "български bul",
+    "lt": "lietuvių lit", "la": "latina lat", "mi": "te_reo_māori māori mri mao", "ml": "മലയാളം mal",
+    "cy": "cymraeg cym wel", "sk": "slovenčina slovensky slk slo", "te": "తెలుగు tel",
+    "fa": "فارسی farsi fas per", "lv": "latviešu lav", "bn": "বাংলা bangla bengali ben",
+    "sr": "српски srpski srp", "az": "azərbaycanca aze", "sl": "slovenščina slv", "kn": "ಕನ್ನಡ kan",
+    "et": "eesti est", "mk": "македонски mkd mac", "br": "brezhoneg bre", "eu": "euskara eus baq",
+    "is": "íslenska isl ice", "hy": "հայերեն hye arm", "ne": "नेपाली nep", "mn": "монгол mon",
+    "bs": "bosanski bos", "kk": "қазақша қазақ kaz", "sq": "shqip sqi alb", "sw": "kiswahili swa",
+    "gl": "galego glg", "mr": "मराठी mar", "pa": "ਪੰਜਾਬੀ panjabi pan", "si": "සිංහල sinhalese sin",
+    "km": "ភាសាខ្មែរ ខ្មែរ cambodian khm", "sn": "chishona sna", "yo": "yorùbá yor", "so": "soomaali som",
+    "af": "afr", "oc": "occitan oci", "ka": "ქართული kat geo", "be": "беларуская bel", "tg": "тоҷикӣ tgk",
+    "sd": "سنڌي snd", "gu": "ગુજરાતી guj", "am": "አማርኛ amh", "yi": "ייִדיש יידיש yid ji",
+    "lo": "ລາວ ພາສາລາວ laotian", "uz": "o'zbekcha o'zbek ozbek uzb", "fo": "føroyskt fao",
+    "ht": "kreyòl_ayisyen haitian kreyol hat", "ps": "پښتو pushto pus", "tk": "türkmençe tuk",
+    "nn": "norwegian_nynorsk norsk_nynorsk nno", "mt": "malti mlt", "sa": "संस्कृतम् san",
+    "lb": "lëtzebuergesch letzeburgesch ltz", "my": "မြန်မာ မြန်မာဘာသာ burmese mya bur",
+    "bo": "བོད་སྐད་ bod tib", "tl": "filipino fil tgl", "mg": "mlg", "as": "অসমীয়া asm", "tt": "татарча tat",
+    "haw": "'ōlelo_hawai'i olelo_hawaii", "ln": "lingála lin", "ha": "hau", "ba": "башҡортса bak",
+    "jw": "basa_jawa jawa jv jav", "su": "basa_sunda sunda sun", "yue": "粵語 粤语 廣東話 广东话",
+}  # fmt: skip
+
+WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+"""Languages that write words without spaces between them."""
+
+
+def _plain(name: str) -> str:
+    letters = unicodedata.normalize("NFKD", " ".join(name.replace("_", " ").split()).casefold())
+    return "".join(letter for letter in letters if not unicodedata.combining(letter))
+
+
+_CODES = {code: code for code in LANGUAGES} | {
+    _plain(name): code for code, names in _OTHER_NAMES.items() for name in names.split()
+}
+_CODES |= {name: code for code, name in LANGUAGES.items()}
+
+
+def language_code(name: str) -> str | None:
+    """Return the code of a language, given by code, region or name in English or itself; None for "auto".
+
+    Raises UsageError, which offers the nearest names.
+    """
+    word = _plain(name)
+    if word == "auto":
+        return None
+    if word in _CODES:
+        return _CODES[word]
+    parts = word.partition(".")[0].replace("-", " ").split()  # en-US, en_US.UTF-8, zh-Hans-CN
+    if len(parts) > 1 and len(parts[0]) <= 3 and parts[0] in _CODES:
+        return "yue" if parts[1] == "yue" else _CODES[parts[0]]
+    from edgespec.models.registry import nearest
+
+    alike = nearest(word, [*LANGUAGES.values(), *LANGUAGES])
+    alike = alike or "; give a name or a code, such as german or de, or auto"
+    raise UsageError(f"Whisper knows no such language{alike}", field="language", value=name)
+
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Temperatures tried one after the other, until a window's text is good enough."""

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.apps.speech.languages import LANGUAGES
-from edgespec.apps.speech.options import SpeechOptions
+from edgespec.apps.speech.options import LANGUAGES, SpeechOptions
 from edgespec.apps.speech.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer
-from edgespec.decoding.grammar.constraint import Allowed, Constraint, Path, Words
+from edgespec.decoding.grammars import Allowed, Constraint, Path, Words
 from edgespec.decoding.session import Rows
 from edgespec.errors import UsageError
 

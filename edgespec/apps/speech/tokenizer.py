@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.apps.speech.languages import LANGUAGES, WITHOUT_SPACES
+from edgespec.apps.speech.options import LANGUAGES, WITHOUT_SPACES
 from edgespec.apps.speech.weights.reading import BrokenModelError, token_bytes
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf import TOKENS, read_gguf

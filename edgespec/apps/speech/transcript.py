@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.apps.speech.choices import TranscriptFormat
+from edgespec.apps.speech.options import TranscriptFormat
 from edgespec.platform.metering import Measurement
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from batch_parts import EchoWriter, custom_ids, results, write_lines
 from edgespec.apps.batch.commands.batch import run_batch
-from edgespec.apps.batch.lines import open_input
-from edgespec.apps.batch.results import BatchAnswer, Journal
+from edgespec.apps.batch.lines import BatchAnswer, Journal, open_input
 from edgespec.errors import EdgespecError, UsageError
 
 ORDERS = pytest.mark.parametrize("in_order", [True, False], ids=["in-order", "as-they-come"])

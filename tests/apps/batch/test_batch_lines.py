@@ -10,8 +10,7 @@ import pytest
 
 from batch_parts import write_lines
 from edgespec.apps.batch import lines
-from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT, open_input
-from edgespec.apps.batch.results import BatchAnswer, BatchRequest, output_line
+from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT, BatchAnswer, BatchRequest, open_input, output_line
 from edgespec.errors import EdgespecError
 
 

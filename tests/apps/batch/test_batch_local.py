@@ -9,9 +9,8 @@ import pytest
 from batch_parts import write_lines
 from edgespec import Engine
 from edgespec.apps.batch.commands.batch import run_batch
-from edgespec.apps.batch.lines import CHAT, TEXT, open_input
+from edgespec.apps.batch.lines import CHAT, TEXT, BatchRequest, open_input
 from edgespec.apps.batch.local import LocalWriter, PromptDefaults
-from edgespec.apps.batch.results import BatchRequest
 from edgespec.apps.server.request_reader import Service
 from server_app import serving
 from shared_engine import SharedEngine

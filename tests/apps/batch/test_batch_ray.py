@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.apps.batch.results import BatchAnswer, BatchRequest
+from edgespec.apps.batch.lines import BatchAnswer, BatchRequest
 from edgespec.cli import main
 from edgespec.errors import EdgespecError
 from tiny_gguf import write_tiny_gguf

@@ -9,8 +9,7 @@ import pytest
 
 from batch_parts import EchoWriter, write_lines
 from edgespec.apps.batch.commands.batch import run_batch
-from edgespec.apps.batch.lines import open_input
-from edgespec.apps.batch.results import PipedResults
+from edgespec.apps.batch.lines import PipedResults, open_input
 
 
 def piped(tmp_path, bodies, in_order, writer):

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.apps.bench import accuracy as room
-from edgespec.apps.bench.accuracy import Reference, TextTask, score
+from edgespec.apps.bench import compare as room
+from edgespec.apps.bench.compare import Reference, TextTask, score
 from edgespec.apps.bench.runs import AccuracyScore
 from edgespec.errors import EdgespecError
 from edgespec.llama.quantize import quantize

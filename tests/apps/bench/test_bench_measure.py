@@ -26,9 +26,8 @@ from edgespec.apps.bench.measure import (
     turns,
     warm_up,
 )
-from edgespec.apps.bench.runs import PLAIN, Run
+from edgespec.apps.bench.runs import PLAIN, PLAIN_VARIANT, Run, Variant, parse_variants
 from edgespec.apps.bench.suites import Prompt
-from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.decoding.options import Waking
 from edgespec.errors import EdgespecError, UsageError

@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from edgespec import Engine
-from edgespec.apps.bench.accuracy import LONGEST_ANSWER, TextTask, arithmetic, groups
-from edgespec.apps.bench.compare import NO_DRAFT, Comparison
+from edgespec.apps.bench.compare import LONGEST_ANSWER, NO_DRAFT, Comparison, TextTask, arithmetic, groups
 from edgespec.apps.bench.measure import BenchSettings, generate
-from edgespec.apps.bench.runs import AccuracyScore
+from edgespec.apps.bench.runs import PLAIN_VARIANT, AccuracyScore, parse_variants
 from edgespec.apps.bench.suites import Prompt, Suite
-from edgespec.apps.bench.variants import PLAIN_VARIANT, parse_variants
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.quantize import quantize
 from edgespec.models.quantizations import ModelFile

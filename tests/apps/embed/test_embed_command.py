@@ -28,7 +28,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(model):
-    from edgespec.apps.embed.vector_model import VectorModel
+    from edgespec.apps.embed.embedder import VectorModel
 
     with VectorModel(model) as loaded:
         return np.stack([TinyBert().vector(loaded.text_tokens(text), "mean") for text in TEXTS])

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.apps.embed.embedder import Embedder, normalised
-from edgespec.apps.embed.vector_model import VectorModel
+from edgespec.apps.embed.embedder import Embedder, VectorModel, normalised
 from edgespec.decoding.session import SequenceTokens
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.kv_cache import KVCache, KVCacheSize

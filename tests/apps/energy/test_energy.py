@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.apps.energy.meter import EnergyMeter
-from edgespec.apps.energy.sources import (
+from edgespec.apps.energy.meter import (
     GROUP_FIX,
+    EnergyMeter,
     RaplCounters,
     UnreadableError,
     find_battery,

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from edgespec.apps.energy.commands.energy import know_idle
-from edgespec.apps.energy.meter import EnergyMeter, load_idle_power, measure_idle, store_idle_power
-from edgespec.apps.energy.sources import AssumedPower, find_rapl
+from edgespec.apps.energy.meter import (
+    AssumedPower,
+    EnergyMeter,
+    find_rapl,
+    load_idle_power,
+    measure_idle,
+    store_idle_power,
+)
 from edgespec.platform.kept import IDLE_POWER
 from edgespec.platform.machine import OtherLoad
 from energy_trees import battery, laptop, write

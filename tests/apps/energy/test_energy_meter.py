@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.apps.energy.meter import EnergyMeter
-from edgespec.apps.energy.sources import (
+from edgespec.apps.energy.meter import (
     AssumedPower,
     BatteryPower,
+    EnergyMeter,
     EnergySource,
     RaplCounters,
     RaplZone,

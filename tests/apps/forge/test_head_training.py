@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from edgespec.apps.forge.training import arithmetic
+from edgespec.apps.forge.training import head
 from edgespec.apps.forge.training.batches import EpochPosition, TextPacking, batches
 from edgespec.apps.forge.training.head import HeadFamily, HeadRollout, divergence_from
 from edgespec.apps.forge.training.loop import starts
@@ -30,7 +30,7 @@ def target(tmp_path_factory):
 @pytest.fixture
 def exact(monkeypatch):
     """Products in float32, whatever the processor is fast at."""
-    monkeypatch.setattr(arithmetic, "FACTOR", jnp.float32)
+    monkeypatch.setattr(head, "FACTOR", jnp.float32)
 
 
 def a_batch(head, texts, rows=ROWS):

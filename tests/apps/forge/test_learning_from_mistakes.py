@@ -31,8 +31,15 @@ from edgespec.apps.forge.dataset import (
     is_held_out,
 )
 from edgespec.apps.forge.draft_store import DraftStore, delete_user_texts, find_stored
-from edgespec.apps.forge.guard import Guard, GuardFigures, guard_texts
-from edgespec.apps.forge.make import FIRST_HEAD, earlier_training, make, tidy
+from edgespec.apps.forge.make import (
+    FIRST_HEAD,
+    Guard,
+    GuardFigures,
+    earlier_training,
+    guard_texts,
+    make,
+    tidy,
+)
 from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.apps.forge.request import DraftRequest, StageContext
 from edgespec.apps.forge.training.batches import EpochPosition, TextPacking, batches

@@ -14,8 +14,8 @@ from edgespec.apps.server import streaming
 from edgespec.apps.server.audio_routes import SpeechService, SpeechWorker
 from edgespec.apps.server.gate import Gate, GateLimits
 from edgespec.apps.server.request_worker import Abandoned
-from edgespec.apps.speech.opening import open_transcriber
 from edgespec.apps.speech.options import SpeechOptions
+from edgespec.apps.speech.transcriber import open_transcriber
 from server_app import serving
 from speech_app import noise, recording, speech_service, wav
 from tiny_whisper import write_tiny_whisper

@@ -23,10 +23,9 @@ from edgespec.apps.server.tool_calls.answer_reader import (
     ThoughtText,
     may_be_calls,
 )
-from edgespec.apps.server.tool_calls.call_forms import HERMES, CallForm
+from edgespec.apps.server.tool_calls.call_forms import HERMES, CallForm, TemplateTraits
 from edgespec.apps.server.tool_calls.call_parser import ReadCall
 from edgespec.llama.chat_template import ChatTemplate
-from edgespec.llama.template_traits import TemplateTraits
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

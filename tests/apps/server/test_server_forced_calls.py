@@ -13,7 +13,7 @@ import pytest
 from chat_templates import FAMILIES
 from edgespec.apps.server.chat_prompts import choose_form
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm, AnswerReader, ThoughtText
-from edgespec.apps.server.tool_calls.call_forms import HERMES, CallForm
+from edgespec.apps.server.tool_calls.call_forms import HERMES, CallForm, TemplateTraits
 from edgespec.apps.server.tool_calls.call_parser import ReadCall
 from edgespec.apps.server.tool_calls.forced_grammar import (
     ForcedCalls,
@@ -22,10 +22,9 @@ from edgespec.apps.server.tool_calls.forced_grammar import (
     forced_calls,
     unenforced_parts,
 )
-from edgespec.decoding.grammar.source import GrammarSource
+from edgespec.decoding.grammars import GrammarSource
 from edgespec.errors import UsageError
 from edgespec.llama.chat_template import ChatTemplate
-from edgespec.llama.template_traits import TemplateTraits
 from matching import verdicts
 from schema_corpus import generators, models, tools
 

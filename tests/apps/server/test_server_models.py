@@ -22,10 +22,9 @@ from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.commands import serve
 from edgespec.apps.server.http_server import bind
 from edgespec.apps.server.names import NamedModel
-from edgespec.apps.server.ollama.response_schema import duration_s
-from edgespec.apps.server.router.app import create_router
+from edgespec.apps.server.ollama_answers import duration_s
+from edgespec.apps.server.router.app import create_router, read_preset
 from edgespec.apps.server.router.pool import ModelProcess, ModelSpec, NotLoaded, Pool
-from edgespec.apps.server.router.preset import read_preset
 from edgespec.cli import main
 from edgespec.cli.groups import changed, flat_options
 from edgespec.cli.options import ComputeOnNodes, StateOptions

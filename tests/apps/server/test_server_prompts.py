@@ -14,8 +14,7 @@ import pytest
 from chat_templates import DEEPSEEK, FAMILIES, HERMES, MISTRAL, SILENT, THINKING_CODER, function
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.names import NamedModel
-from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaGenerateRequest
-from edgespec.apps.server.ollama.routes import read_request
+from edgespec.apps.server.ollama_api import OllamaChatRequest, OllamaGenerateRequest, read_request
 from edgespec.apps.server.openai_writer import ChatWriter
 from edgespec.apps.server.request_reader import PreparedRequest, PreparedText, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest

@@ -19,7 +19,7 @@ from edgespec.apps.server.request_worker import (
     TimedOut,
 )
 from edgespec.apps.server.worker import Worker
-from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.grammars import Grammar
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result, Token
 from worker_jobs import (

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from edgespec.apps.speech.drafts import HeardText, ModelDrafts, check_draft, map_tokenizers, shares_encoder
-from edgespec.apps.speech.opening import open_transcriber
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
-from edgespec.apps.speech.transcriber import Transcriber
+from edgespec.apps.speech.transcriber import Transcriber, open_transcriber
 from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.errors import UsageError
 from edgespec.llama import kernels as llama_kernels

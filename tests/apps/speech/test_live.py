@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_transcriber import TOKENS, said, sound, transcriber
 
-from edgespec.apps.speech.live import Hypothesis, LiveHearing
+from edgespec.apps.speech.transcriber import Hypothesis, LiveHearing
 from edgespec.apps.speech.transcript import Segment
 
 

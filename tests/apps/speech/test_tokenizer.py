@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.apps.speech import languages
-from edgespec.apps.speech.languages import LANGUAGES, language_code
+from edgespec.apps.speech import options
+from edgespec.apps.speech.options import LANGUAGES, language_code
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
 from edgespec.errors import EdgespecError, UsageError
 from tiny_gguf import write_tiny_gguf
@@ -115,7 +115,7 @@ def test_names_of_languages():
 
 def test_a_language_has_one_name_and_no_name_means_two():
     names: dict[str, str] = {}
-    for code, others in languages._OTHER_NAMES.items():
+    for code, others in options._OTHER_NAMES.items():
         for name in (code, LANGUAGES[code], *others.split()):
-            assert names.setdefault(languages._plain(name), code) == code
+            assert names.setdefault(options._plain(name), code) == code
             assert language_code(name) == code

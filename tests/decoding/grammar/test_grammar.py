@@ -13,9 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingParams
-from edgespec.decoding.grammar.constraint import Constraint
-from edgespec.decoding.grammar.grammar import Grammar
-from edgespec.decoding.grammar.source import GrammarSource
+from edgespec.decoding.grammars import Constraint, Grammar, GrammarSource
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.weights import Model
 from matching import accepts, verdicts

@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.grammars import Grammar
 from matching import accepts
 
 

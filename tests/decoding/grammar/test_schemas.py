@@ -9,7 +9,7 @@ import pytest
 from jsonschema_specifications import REGISTRY as SPECIFICATIONS
 
 from edgespec import Engine, SamplingParams
-from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.grammars import Grammar
 from edgespec.errors import UsageError
 from edgespec.models.registry import load_registry
 from matching import accepts, read, verdicts, walk

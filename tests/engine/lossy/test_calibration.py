@@ -10,18 +10,7 @@ import pytest
 
 from edgespec import Engine
 from edgespec.apps.bench.measure import read_answers
-from edgespec.decoding.options import Waking
-from edgespec.engine.lossy.calibration import (
-    ThresholdChoice,
-    ThresholdPoint,
-    calibrated,
-    calibration_path,
-    check_storable,
-    load,
-    store,
-)
-from edgespec.engine.lossy.cascade import signal_of
-from edgespec.engine.lossy.teacher import (
+from edgespec.apps.bench.teacher import (
     ALWAYS,
     NEVER,
     TeacherForcing,
@@ -32,6 +21,17 @@ from edgespec.engine.lossy.teacher import (
     point,
     ratio_error,
     simulate,
+)
+from edgespec.decoding.options import Waking
+from edgespec.engine.cascade import (
+    ThresholdChoice,
+    ThresholdPoint,
+    calibrated,
+    calibration_path,
+    check_storable,
+    load,
+    signal_of,
+    store,
 )
 from edgespec.errors import UsageError
 from edgespec.llama.gguf_header import check_model_file

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.options import Waking
 from edgespec.decoding.sampling import Coins
-from edgespec.engine.lossy.cascade import Cascade, Confidence, SmallModel, signal_of
+from edgespec.engine.cascade import Cascade, Confidence, SmallModel, signal_of
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.session import Session
 from tiny_gguf import write_tiny_gguf

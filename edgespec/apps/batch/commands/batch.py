@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edgespec.apps.batch.results import BatchRequest, Journal, PipedResults, partial_of, refuse_existing
+from edgespec.apps.batch.lines import BatchRequest, Journal, PipedResults, partial_of, refuse_existing
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import (

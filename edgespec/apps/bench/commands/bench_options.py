@@ -76,7 +76,7 @@ class VariantChoice:
     def settings(self, prompts: SuitePrompts) -> BenchSettings:
         """Return how the answers to `prompts` are made. Raises UsageError."""
         from edgespec.apps.bench.measure import BenchSettings
-        from edgespec.apps.bench.variants import parse_variants
+        from edgespec.apps.bench.runs import parse_variants
 
         return BenchSettings(
             parse_variants(self.variants), prompts.n_predict, prompts.temp, prompts.seed, self.rule

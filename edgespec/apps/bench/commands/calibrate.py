@@ -19,10 +19,10 @@ from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 
 if TYPE_CHECKING:
+    from edgespec.apps.bench.teacher import TeacherScores
     from edgespec.decoding.choices import Signal
     from edgespec.decoding.options import Span
-    from edgespec.engine.lossy.calibration import ThresholdChoice
-    from edgespec.engine.lossy.teacher import TeacherScores
+    from edgespec.engine.cascade import ThresholdChoice
 
 _MOST_ROWS = 12
 
@@ -64,9 +64,9 @@ def calibrate_command(
     written something else, and how sure it was, gives the loss and the target's share for every threshold.
     """
     from edgespec.apps.bench.measure import read_answers
+    from edgespec.apps.bench.teacher import SIGNALS
     from edgespec.decoding.options import SPAN, Waking
-    from edgespec.engine.lossy.calibration import check_storable, store
-    from edgespec.engine.lossy.teacher import SIGNALS
+    from edgespec.engine.cascade import check_storable, store
     from edgespec.platform.processes import SignalPipe
 
     if not 0.0 <= aim.loss < 1.0:  # nan too
@@ -110,8 +110,8 @@ def calibrate_command(
 def _choice(
     texts: Sequence[TeacherScores], signal: Signal, span: Span, loss: float, suite: str
 ) -> ThresholdChoice:
-    from edgespec.engine.lossy.calibration import ThresholdChoice
-    from edgespec.engine.lossy.teacher import best_curve
+    from edgespec.apps.bench.teacher import best_curve
+    from edgespec.engine.cascade import ThresholdChoice
 
     best, points = best_curve(texts, signal, span, loss)
     n_tokens = sum(len(marks.agrees) for marks in texts)

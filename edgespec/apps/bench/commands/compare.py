@@ -72,7 +72,7 @@ class ModelMatrix:
 
     def kernels_choices(self) -> list[KernelsChoice]:
         """Return the kernels one by one. Raises UsageError."""
-        from edgespec.apps.bench.variants import names_in
+        from edgespec.apps.bench.runs import names_in
 
         names = names_in(self.kernels, "kernels")
         for name in names:
@@ -148,7 +148,7 @@ def compare_command(
     """
     from edgespec.apps.bench.commands.tables import write_results
     from edgespec.apps.bench.compare import Comparison
-    from edgespec.apps.bench.variants import names_in
+    from edgespec.apps.bench.runs import names_in
     from edgespec.models.quantizations import parse_types
     from edgespec.platform.machine import default_threads
 

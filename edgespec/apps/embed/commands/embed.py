@@ -22,8 +22,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import check_writable, write_file
 
 if TYPE_CHECKING:
-    from edgespec.apps.embed.embedder import Embedder
-    from edgespec.apps.embed.vector_model import Vectors
+    from edgespec.apps.embed.embedder import Embedder, Vectors
 
 STDIN = "-"
 

@@ -29,7 +29,6 @@ from jax import Array
 
 from edgespec.apps.forge.dataset import BUILT_IN, Dataset, TrainingText, read_npz
 from edgespec.apps.forge.request import StageContext, StageProgress
-from edgespec.apps.forge.training.arithmetic import FACTOR, Params, dot
 from edgespec.apps.forge.training.batches import (
     MOST,
     N_DRAFTED,
@@ -39,7 +38,7 @@ from edgespec.apps.forge.training.batches import (
     TrainingBatch,
     batches,
 )
-from edgespec.apps.forge.training.head import HeadFamily
+from edgespec.apps.forge.training.head import FACTOR, HeadFamily, Params, dot
 from edgespec.errors import EdgespecError, MessageFn, describe_os_error, silent
 from edgespec.platform.files import replacing
 from edgespec.platform.kept import DamagedFileError

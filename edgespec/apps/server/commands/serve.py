@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.apps.server.ollama.response_schema import duration_s
-from edgespec.apps.server.router.preset import KEEP_ALIVE, PresetModel, read_preset
+from edgespec.apps.server.ollama_answers import duration_s
+from edgespec.apps.server.router.app import KEEP_ALIVE, PresetModel, read_preset
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import INTERRUPTED, err, message, out
 from edgespec.cli.groups import (
@@ -482,8 +482,7 @@ def _load_vectors(
         raise UsageError("--embeddings needs a model: edgespec serve MODEL --embeddings")
     from edgespec.apps.embed.embedder import Embedder
     from edgespec.apps.server.api import create_embedding_app
-    from edgespec.apps.server.embedding_routes import EmbeddingService
-    from edgespec.apps.server.embedding_worker import EmbeddingWorker
+    from edgespec.apps.server.embedding_routes import EmbeddingService, EmbeddingWorker
     from edgespec.apps.server.names import NamedModel, plain_name
     from edgespec.apps.server.request_reader import Service
     from edgespec.platform.processes import Cancellation
@@ -604,8 +603,8 @@ def _load_speech(
     """Load the Whisper model; `names`: the first is told in its place, and the others are accepted, too."""
     from edgespec.apps.server.audio_routes import SpeechService, SpeechWorker
     from edgespec.apps.server.names import plain_name
-    from edgespec.apps.speech.opening import open_transcriber
     from edgespec.apps.speech.speech_model import speech_ref
+    from edgespec.apps.speech.transcriber import open_transcriber
 
     speech, compute = options.speech, options.loading.compute
     name = speech.speech or ""

@@ -169,7 +169,7 @@ class ModelSpec:
 
     def with_facts(self) -> ModelSpec:
         """Return it with what its files say, which are here; of a damaged one its own server tells."""
-        from edgespec.apps.server.ollama.response_schema import listed
+        from edgespec.apps.server.ollama_answers import listed
         from edgespec.llama.gguf_header import check_complete_file
         from edgespec.models.footprint import facts_of
         from edgespec.models.resolve import resolve

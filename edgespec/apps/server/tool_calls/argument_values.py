@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from edgespec.decoding.json_schema.references import target
+from edgespec.decoding.json_schemas import target
 
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _KINDS: dict[str, tuple[type, ...]] = {

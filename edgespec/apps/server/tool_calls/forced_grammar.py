@@ -17,11 +17,9 @@ from edgespec.apps.server.api_errors import ApiError, field_error
 from edgespec.apps.server.request_schema import ChatRequest, NamedTool
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm
 from edgespec.apps.server.tool_calls.argument_values import kinds, referenced, write_json
-from edgespec.apps.server.tool_calls.call_forms import HERMES, ArgumentForm, CallForm
-from edgespec.decoding.grammar.grammar import Grammar
-from edgespec.decoding.grammar.source import GrammarSource
+from edgespec.apps.server.tool_calls.call_forms import CALL_ID, HERMES, ArgumentForm, CallForm
+from edgespec.decoding.grammars import Grammar, GrammarSource
 from edgespec.errors import UsageError
-from edgespec.llama.template_traits import CALL_ID
 from edgespec.llama.weights import Model
 
 Schema = Mapping[str, Any]

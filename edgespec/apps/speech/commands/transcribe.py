@@ -14,7 +14,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from edgespec.apps.speech.choices import DEFAULT_MODEL, TranscriptFormat
+from edgespec.apps.speech.options import DEFAULT_MODEL, TranscriptFormat
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import INTERRUPTED, err, line_of, message, out, print_error
 from edgespec.cli.groups import grouped, option_group, shown
@@ -26,9 +26,8 @@ from edgespec.llama.choices import KernelsChoice
 from edgespec.platform.files import check_folder, check_writable, write_file
 
 if TYPE_CHECKING:
-    from edgespec.apps.speech.live import LiveHearing
     from edgespec.apps.speech.options import SpeechOptions
-    from edgespec.apps.speech.transcriber import Hearing, Transcriber
+    from edgespec.apps.speech.transcriber import Hearing, LiveHearing, Transcriber
     from edgespec.apps.speech.transcript import Segment, Transcript
     from edgespec.platform.metering import Meter
 
@@ -242,9 +241,9 @@ def transcribe_command(
     """Write down what is said in recordings, with a Whisper model."""
     output.check(heard.files)
     options = decoding.options(heard, words=output.words)
-    from edgespec.apps.speech.opening import open_transcriber
     from edgespec.apps.speech.rules import check_english
     from edgespec.apps.speech.speech_model import is_english, pull_speech
+    from edgespec.apps.speech.transcriber import open_transcriber
     from edgespec.apps.speech.voice import check_detector
     from edgespec.platform.metering import choose_meter
 
@@ -323,7 +322,7 @@ class _Run:
     def _hear(self, file: str) -> bool:
         """Hear one file, or standard input live; return whether that came to its end."""
         from edgespec.apps.speech.audio import stream_audio
-        from edgespec.apps.speech.live import LiveHearing
+        from edgespec.apps.speech.transcriber import LiveHearing
 
         with ExitStack() as stack:
             hearing: Hearing | LiveHearing
@@ -397,7 +396,7 @@ class _Run:
 
 def _follow(hearing: LiveHearing, writer: SegmentWriter) -> None:
     """Write the final text of a pipe to its end or Ctrl-C; in a terminal the hypothesis stands below it."""
-    from edgespec.apps.speech.live import Hypothesis
+    from edgespec.apps.speech.transcriber import Hypothesis
 
     with Live(console=err, transient=True, auto_refresh=False) as live:
         while True:

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from anthropic_events import ASKED, HELLO, WEATHER, answer, called, events_of
-from edgespec.apps.server.messages.schema import MessagesRequest
+from edgespec.apps.server.anthropic_api import MessagesRequest
 from scripted_texts import writing
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf

@@ -9,8 +9,12 @@ import pytest
 from anthropic.types import Message
 
 from anthropic_events import message_of
-from edgespec.apps.server.messages.routes import MessagesWriter, openai_messages
-from edgespec.apps.server.messages.schema import CountTokensRequest, MessagesRequest
+from edgespec.apps.server.anthropic_api import (
+    CountTokensRequest,
+    MessagesRequest,
+    MessagesWriter,
+    openai_messages,
+)
 from edgespec.apps.server.request_reader import PreparedRequest, PreparedText
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm
 from edgespec.decoding.options import Options

@@ -17,7 +17,7 @@ import pytest
 from edgespec.apps.server.gate import Gate, GateLimits
 from edgespec.apps.server.http_server import noting_requests
 from edgespec.apps.server.metrics import Metrics
-from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaGenerateRequest
+from edgespec.apps.server.ollama_api import OllamaChatRequest, OllamaGenerateRequest
 from edgespec.errors import silent
 from ollama_requests import GREEDY, HELLO
 from server_app import Served, serving

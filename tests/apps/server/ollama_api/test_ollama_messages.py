@@ -12,8 +12,12 @@ from typing import Any
 import ollama
 import pytest
 
-from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaRequestMessage
-from edgespec.apps.server.ollama.routes import OllamaWriter, openai_messages
+from edgespec.apps.server.ollama_api import (
+    OllamaChatRequest,
+    OllamaRequestMessage,
+    OllamaWriter,
+    openai_messages,
+)
 from edgespec.apps.server.request_reader import PreparedRequest, PreparedText
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm
 from edgespec.decoding.options import Options

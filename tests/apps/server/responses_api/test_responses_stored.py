@@ -13,7 +13,7 @@ from openai.types.responses import ResponseFailedEvent
 from starlette.types import Receive, Scope, Send
 
 from edgespec.apps.server.api_errors import ApiError
-from edgespec.apps.server.responses.store import KeepingResponses, ResponseStore
+from edgespec.apps.server.responses_store import KeepingResponses, ResponseStore
 from responses_requests import stream
 from scripted_texts import writing
 from server_app import Served

@@ -1,6 +1,7 @@
-"""The routes of Ollama's API: chat, generate, what is served; a clear line for each that is not here.
+"""Ollama's API: chat, generate, what is served; a clear line for each route that is not here.
 
-Requests become those of OpenAI's API, and parts of answers lines.
+Requests become those of OpenAI's API, and parts of answers lines. Each of Ollama's `options` is honoured, or
+changes no text, or is refused by its name, as is a field that its API lacks.
 Clients may send any Content-Type or none, as `curl -d` does. The gate (gate.py) keeps other web pages out
 by their Origin, and `route_class` those that a browser tells of in another way.
 """
@@ -12,43 +13,215 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.answer_events import AnswerCall, AnswerEvent, EventWriter
 from edgespec.apps.server.api_errors import ApiError, checked, field_error
 from edgespec.apps.server.json_routes import NO_VECTORS, absent, route_class
-from edgespec.apps.server.ollama.options import read_options
-from edgespec.apps.server.ollama.request_schema import (
-    OllamaChatRequest,
-    OllamaGenerateRequest,
-    OllamaGenerationRequest,
-    OllamaNameRequest,
-    OllamaRequestMessage,
-    OllamaToolCall,
-)
-from edgespec.apps.server.ollama.response_schema import (
+from edgespec.apps.server.names import RequestedModel
+from edgespec.apps.server.ollama_answers import (
     SPOKEN,
+    duration_s,
     listed,
     loaded,
     nothing_asked,
     rfc3339,
 )
+from edgespec.apps.server.request_fields import RequestPart, ignore
 from edgespec.apps.server.request_reader import (
     PreparedRequest,
     RequestReader,
     Service,
+    read_sampling,
 )
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.apps.server.streaming import STREAMED, Answerer
+from edgespec.decoding.option_table import MAX_LOGPROBS
 from edgespec.decoding.records import PromptProgress, Token
+from edgespec.decoding.sampling import SAMPLING, TABLE, SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.errors import MessageFn, UsageError
-from edgespec.llama.gguf import GGUF, STRING, Field
+from edgespec.llama import gguf as gguf_file
+from edgespec.llama.gguf import GGUF, STRING
 from edgespec.llama.weights import Model
+
+DEFAULTS: Mapping[str, float] = {"top_p": 0.9, "min_p": 0.0}
+"""Ollama's defaults that differ from edgespec's: its clients expect them where they name none."""
+
+HONOURED = {
+    **{option.ollama: option.whole for option in TABLE.values() if option.ollama},
+    "num_ctx": True,
+}
+"""Options that do what they do in Ollama, and whether each is a whole number."""
+
+OPTIONS_SCHEMA = WithJsonSchema({"type": ["object", "null"], "properties": {name: {} for name in HONOURED}})
+"""Description of the options; `read_options` checks them."""
+
+
+def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options `given` as fields of the engine's `Options`, and `n_ctx`, None for the server's.
+
+    Raises ApiError for an option that cannot be honoured.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    if values.get("mirostat"):
+        raise _fault("mirostat", "mirostat is not here: leave it out, or send 0")
+    ignore(f"options.{name}" for name in values if name not in HONOURED)
+    stop = values.pop("stop", ())
+    stop = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stop, list | tuple) or not all(isinstance(text, str) for text in stop):
+        raise _fault("stop", "must be a list of strings")
+    if "" in stop:
+        raise _fault("stop", "an empty string would stop at once")
+    for name in values.keys() & HONOURED.keys():
+        values[name] = _number(name, values[name], is_whole=HONOURED[name])
+    n_ctx, n_predict, seed = values.get("num_ctx"), values.get("num_predict", -1), values.get("seed", -1)
+    if n_ctx is not None and n_ctx < 1:
+        raise _fault("num_ctx", "must be 1 or more")
+    if n_predict not in (-1, -2) and n_predict < 1:  # -1: without end, -2: until the context is full
+        raise _fault("num_predict", "must be 1 or more, or -1 for as many as the context holds")
+    sampling = {name: values.get(option.ollama) for name, option in SAMPLING.items()}
+    try:
+        params = SamplingParams(**{**DEFAULTS, **read_sampling(sampling)})
+    except UsageError as error:
+        raise field_error(error, f"options.{SAMPLING[error.field].ollama}") from None
+    return {
+        "params": params,
+        "n_predict": None if n_predict < 0 else n_predict,
+        "n_ctx": n_ctx,
+        "seed": None if seed == -1 else seed % (1 << 64),
+        "stop": tuple(stop),
+        "gamma": values.get("draft_num_predict"),
+    }
+
+
+def _number(name: str, value: Any, *, is_whole: bool) -> float:  # noqa: ANN401 - JSON
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (is_whole and value != int(value)):
+        raise _fault(name, f"must be {'an integer' if is_whole else 'a number'}")
+    return int(value) if is_whole else value
+
+
+def _fault(name: str, problem: str) -> ApiError:
+    return ApiError(400, problem, field=f"options.{name[:80]}")
+
+
+def _absent(line: str) -> BeforeValidator:
+    """Refuse any value but an empty one with `line`."""
+
+    def check(value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        if value:
+            raise ValueError(line)
+        return value
+
+    return BeforeValidator(check)
+
+
+Images = Annotated[list[Any] | None, _absent("images are not supported: this model reads text only")]
+
+
+class OllamaRequest(RequestPart):
+    """The body of a request, none of whose fields is dropped in silence."""
+
+    model: RequestedModel = ""
+
+
+class OllamaRequestPart(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class OllamaCalledFunction(OllamaRequestPart):
+    """A call's function; its arguments are an object, or the text of one as in OpenAI's API."""
+
+    name: str
+    arguments: dict[str, Any] | str | None = None
+
+
+class OllamaToolCall(OllamaRequestPart):
+    """A call of an earlier answer."""
+
+    id: str | None = None
+    function: OllamaCalledFunction
+
+
+class OllamaRequestMessage(OllamaRequestPart):
+    """A message of any role; one of the assistant may have fields of other servers."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: Images = None
+    tool_calls: list[OllamaToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaGenerationRequest(OllamaRequest):
+    """The fields of /api/chat and /api/generate."""
+
+    stream: bool | None = Field(None, description="Lines as they are written, unless it is false.")
+    format: Literal["", "json"] | dict[str, Any] | None = Field(
+        None, description='"json", or a JSON schema that the answer matches.'
+    )
+    options: Annotated[dict[str, Any] | None, OPTIONS_SCHEMA] = None
+    keep_alive: float | str | None = Field(None, description="The model stays as long as the server.")
+    think: bool | Literal["", "low", "medium", "high", "max"] | None = None
+    truncate: bool | None = Field(None, description="Accepted: what does not fit is refused, never cut.")
+    shift: bool | None = Field(None, description="Accepted: an answer ends where the context is full.")
+    logprobs: bool | Literal[0] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    @field_validator("keep_alive")
+    @classmethod
+    def _is_duration(cls, value: float | str | None) -> float | str | None:
+        if value is not None:
+            duration_s(value)
+        return value
+
+    @property
+    def unloads(self) -> bool:
+        """Whether `keep_alive` asks to free the model at once."""
+        return self.keep_alive is not None and duration_s(self.keep_alive) == 0
+
+
+class OllamaChatRequest(OllamaGenerationRequest):
+    """The body of POST /api/chat."""
+
+    messages: list[OllamaRequestMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class OllamaGenerateRequest(OllamaGenerationRequest):
+    """The body of POST /api/generate."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: Images = None
+    template: Annotated[
+        str | None, _absent("the model's own template is used: write the prompt as it shall be, with raw")
+    ] = None
+    context: Annotated[list[int] | None, _absent("is not supported: send the conversation to /api/chat")] = (
+        None
+    )
+
+
+class OllamaNameRequest(OllamaRequest):
+    """The body of POST /api/pull and /api/show."""
+
+    name: str = Field("", description="The older name of `model`.")
+    stream: bool | None = Field(None, description="Of /api/pull: lines, unless it is false.")
+
 
 _EFFORTS: Mapping[Any, str] = {False: "none", "max": "xhigh"}
 """OpenAI's words for Ollama's."""
@@ -195,7 +368,7 @@ def shown(target: Model, service: Service, entry: Mapping[str, Any]) -> dict[str
     }
 
 
-def _value(gguf: GGUF, field: Field) -> Any:  # noqa: ANN401 - any value of a GGUF file
+def _value(gguf: GGUF, field: gguf_file.Field) -> Any:  # noqa: ANN401 - any value of a GGUF file
     if not field.is_array:
         return field.value
     if field.n > _LONGEST_ARRAY:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edgespec.apps.server.names import NamedModel
     from edgespec.llama.gguf_header import GGUFHeader
 
+
 SPOKEN = "0.12.11"
 """The version of Ollama whose API this is: clients ask for the least that they need."""
 

@@ -22,7 +22,7 @@ from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.gate import replay
 from edgespec.apps.server.json_routes import strict_json
 from edgespec.apps.server.names import ALIAS
-from edgespec.apps.server.responses.schema import CONVERSATION
+from edgespec.apps.server.responses_schema import CONVERSATION
 from edgespec.apps.server.streaming import WholeEvents
 
 MOST_BYTES = 64 << 20

@@ -17,8 +17,7 @@ import numpy as np
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.options import Span, Waking
 from edgespec.decoding.session import Rows
-from edgespec.engine.lossy.calibration import ThresholdPoint
-from edgespec.engine.lossy.cascade import Confidence, signal_of
+from edgespec.engine.cascade import Confidence, ThresholdPoint, signal_of
 from edgespec.errors import EdgespecError
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model

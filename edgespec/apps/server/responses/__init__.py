@@ -1,1 +1,0 @@
-"""OpenAI's Responses API, translated: its items become messages, and chunks become its events."""

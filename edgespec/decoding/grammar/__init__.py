@@ -1,1 +1,0 @@
-"""Text that must match a grammar or a JSON schema (docs/structured.md)."""

@@ -2,7 +2,7 @@
 
 The rows of sampling are the metadata of the fields of `SamplingParams`, the others are below;
 `sampling.TABLE` has all by name. From it come the command line's options (cli/groups.py), the fields of
-requests (server/request_fields.py, server/ollama/options.py), the names in errors, and docs/options.md.
+requests (server/request_fields.py, server/ollama_api.py), the names in errors, and docs/options.md.
 """
 
 from __future__ import annotations

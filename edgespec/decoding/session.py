@@ -1,6 +1,6 @@
 """The sessions that the loops run: what a model along one sequence of tokens has to do, and its passes.
 
-llama.cpp's (llama/session.py) and Whisper's (speech/session.py) are such sessions, and toys in tests.
+llama.cpp's (llama/session.py) and Whisper's (speech/whisper_model.py) are such sessions, and toys in tests.
 """
 
 from __future__ import annotations

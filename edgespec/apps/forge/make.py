@@ -218,7 +218,7 @@ class MakeResult:
     best: str
     """A candidate's name, such as "head-q4_0"."""
     share: float = 1.0
-    """Part of its training in the best, where the rest of its weights are the head's before (guard.py)."""
+    """Part of its training in the best, where the rest of its weights are the head's before."""
     beaten: str
     """The present draft, or plain decoding where that was faster."""
     gain: float = 0.0
@@ -568,7 +568,7 @@ class MakeRun:
 #     FOLDER/training/2/token_ids.npy    tokens that the drafts of run 2 can say
 #     FOLDER/training/2/head/            training of a head: checkpoints under way, then its best weights
 #                            name        the draft that was stored of it
-#     FOLDER/first-head.gguf             the head that learning from mistakes began with (guard.py)
+#     FOLDER/first-head.gguf             the head that learning from mistakes began with
 #
 # A finished run is remembered too: the next one may start from its weights.
 

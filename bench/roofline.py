@@ -28,7 +28,7 @@ from edgespec.engine.model_choice import choose_models
 from edgespec.llama import kernels
 from edgespec.llama.kernel_timing import MatrixShape, Prefetch, WeightStream, beyond_caches
 from edgespec.llama.packed_file import PackedTensor
-from edgespec.llama.prefetch import CANDIDATES
+from edgespec.llama.selftest_child import PREFETCHES
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.resolve import resolve
@@ -42,7 +42,7 @@ TYPES = {
 }  # fmt: skip
 """ggml's numbers of the types that can be packed."""
 
-READS = (*CANDIDATES, Prefetch(1, 0))
+READS = (*PREFETCHES, Prefetch(1, 0))
 """Variants to read memory: the candidates for products, and with nothing fetched ahead."""
 
 COLUMNS = 1536

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
@@ -41,12 +42,14 @@ from edgespec.cli.render import (
 )
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
-from edgespec.engine.engine import Engine
-from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.chat_template import Thinking
 from edgespec.models.hub import format_size
 from edgespec.platform.files import expand_user
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.stream import Stream
 
 # ---- reads lines typed in `edgespec chat`: with prompt_toolkit's editing, or plainly in a dumb terminal ----
 

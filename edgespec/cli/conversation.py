@@ -19,7 +19,6 @@ import msgspec
 from edgespec.decoding.records import Result
 from edgespec.errors import EdgespecError, MessageFn, UsageError, check_text, describe_os_error
 from edgespec.llama.chat_template import AS_USUAL, Thinking
-from edgespec.llama.gguf_header import file_fingerprint
 from edgespec.llama.weights import Model
 from edgespec.platform.files import write_atomically
 from edgespec.platform.kept import CONVERSATIONS, DamagedFileError, StateFile
@@ -263,7 +262,7 @@ class LastConversation:
 
     def __init__(self, model: Model, on_message: MessageFn) -> None:
         """Name the file; `on_message` takes lines that the user should know."""
-        path = CONVERSATIONS.path() / f"{file_fingerprint(model.header)[:32]}.json"
+        path = CONVERSATIONS.path() / f"{model.header.fingerprint()[:32]}.json"
         self._file = StateFile(path, self._parsed, on_message=on_message)
         self._model = model
         self._stored: list[Exchange] = []

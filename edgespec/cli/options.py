@@ -314,7 +314,7 @@ class Compute(ThreadsAndKernels):
 
     def load_engine(self, models: ChosenModels, **keywords: Unpack[EngineKeywords]) -> Engine:
         """Return the engine of a target and a draft; print its messages to stderr."""
-        from edgespec.engine.engine import Engine
+        from edgespec import Engine
 
         with err.status("loading the models"):
             return Engine(

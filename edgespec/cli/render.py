@@ -13,13 +13,13 @@ from rich.style import Style
 from rich.text import Text
 
 from edgespec.cli.console import OpenLine, WordWrap, err, out, print_line
-from edgespec.cli.options import Explanation
 from edgespec.decoding.records import FROM, Origin, Result, Token
 from edgespec.decoding.tree import Tree, dump
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from edgespec.cli.options import Explanation
     from edgespec.drafting.proposal import DraftStep
     from edgespec.llama.weights import Model
     from edgespec.platform.metering import Measurement

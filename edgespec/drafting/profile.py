@@ -31,7 +31,7 @@ import numpy as np
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.errors import MessageFn, UsageError, describe_os_error, silent
 from edgespec.llama.backend import library_version
-from edgespec.llama.gguf_header import GGUFHeader, file_fingerprint
+from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.platform.kept import PROFILES, DamagedFileError, StateFile, parse_json
 from edgespec.platform.machine import read_cpu
 
@@ -255,7 +255,7 @@ class ProfileKey:
     """The instruction set of edgespec's kernels, or "stock"."""
     threads: int
     target: str
-    """`file_fingerprint` of the target's file."""
+    """`GGUFHeader.fingerprint` of the target's file."""
     draft: str | None
     """The same for the draft, marked where it is the head in the target's file; None for a target alone."""
     target_name: str = field(compare=False)
@@ -271,8 +271,8 @@ class ProfileKey:
             llama_cpp=library_version(),
             kernels=kernels,
             threads=threads,
-            target=file_fingerprint(target),
-            draft=file_fingerprint(draft) + own if draft else None,
+            target=target.fingerprint(),
+            draft=draft.fingerprint() + own if draft else None,
             target_name=target.path.stem,
             draft_name=draft.path.stem + own if draft else None,
         )

@@ -37,7 +37,7 @@ from edgespec.decoding.records import Emitted, Step
 from edgespec.decoding.session import Forward, ForwardResult, Rows, TokenView
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.errors import MessageFn, UsageError, describe_os_error, silent
-from edgespec.llama.gguf_header import GGUFHeader, file_fingerprint
+from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.session import Session
 from edgespec.platform.kept import PROFILES, DamagedFileError, StateFile, parse_struct
 
@@ -93,7 +93,7 @@ class Calibration:
     """The thresholds that were found for a pair, by signal and span."""
 
     target: str
-    """`file_fingerprint` of its file."""
+    """`GGUFHeader.fingerprint` of its file."""
     draft: str
     choices: dict[str, ThresholdChoice] = field(default_factory=dict)
     """The choice for each signal and span, such as "margin 16"."""
@@ -109,9 +109,7 @@ def calibration_path(target: GGUFHeader, draft: GGUFHeader) -> Path:
     names = "+".join(
         re.sub(r"[^A-Za-z0-9._@-]", "_", one.path.stem)[:_LONGEST_STEM] for one in (target, draft)
     )
-    digest = hashlib.sha256(
-        json.dumps([file_fingerprint(target), file_fingerprint(draft)]).encode()
-    ).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([target.fingerprint(), draft.fingerprint()]).encode()).hexdigest()[:16]
     return PROFILES.path() / f"{names}-{digest}.calibration.json"
 
 
@@ -152,7 +150,7 @@ def store(target: GGUFHeader, draft: GGUFHeader, choices: Sequence[ThresholdChoi
 
 
 def _empty(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
-    return Calibration(file_fingerprint(target), file_fingerprint(draft))
+    return Calibration(target.fingerprint(), draft.fingerprint())
 
 
 def _file(target: GGUFHeader, draft: GGUFHeader, on_message: MessageFn) -> StateFile[Calibration]:

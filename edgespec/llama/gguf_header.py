@@ -29,6 +29,7 @@ HEAD_PREFIX = "edgespec.head."
 DRAFT_PREFIX = "edgespec.draft."
 """Begins the keys of the tokens that a head can say."""
 
+_HEAD, _SAMPLES, _SAMPLE = 256 << 10, 32, 4 << 10  # bytes, samples, bytes
 _MAX_LAYERS = 512  # of llama.cpp, which aborts on more
 _KV_PAD = 256  # llama.cpp rounds a context up to this many cells
 _CACHE_BYTES: dict[CacheType, int] = {"f16": 64, "q8_0": 34, "q4_0": 18}  # of 32 numbers
@@ -134,6 +135,26 @@ class GGUFHeader:
         cells = math.ceil(n_ctx / _KV_PAD) * _KV_PAD
         numbers = cells * sum(self.n_head_kv) * (self.head_dim_k + self.head_dim_v)
         return numbers * _CACHE_BYTES[self.cache_type] // 32
+
+    def fingerprint(self) -> str:
+        """Return 64 hex digits that identify this model file.
+
+        SHA-256 over the size, the first 256 KiB (header and most of the tokenizer) and 32 samples of 4 KiB,
+        evenly spread to the last byte, of each part of the model. 384 KiB are read: under 1 ms from the page
+        cache, 33 seeks on a cold disk. This is no checksum: a change outside the samples goes unnoticed.
+        Raises OSError if the file cannot be read.
+        """
+        digest = hashlib.sha256()
+        for path in (self.path, *self.other_parts):
+            with path.open("rb", buffering=0) as file:
+                handle = file.fileno()
+                size = os.fstat(handle).st_size
+                digest.update(f"{size}\n".encode())
+                digest.update(os.pread(handle, _HEAD, 0))
+                last = max(0, size - _SAMPLE)
+                for i in range(1, _SAMPLES + 1):
+                    digest.update(os.pread(handle, _SAMPLE, last * i // _SAMPLES))
+        return digest.hexdigest()
 
 
 def read_header(path: str | Path) -> GGUFHeader:
@@ -371,7 +392,6 @@ def architecture_support(header: GGUFHeader) -> ArchitectureSupport | None:
 # ---- fingerprints: the keys of what edgespec stores about model files and tokenizers ----
 
 
-_HEAD, _SAMPLES, _SAMPLE = 256 << 10, 32, 4 << 10  # bytes, samples, bytes
 _UNUSED = 5  # enum llama_token_type
 
 
@@ -379,27 +399,6 @@ class HasHeader(Protocol):
     """Whatever was loaded from a GGUF file and keeps its header."""
 
     header: GGUFHeader
-
-
-def file_fingerprint(header: GGUFHeader) -> str:
-    """Return 64 hex digits that identify this model file.
-
-    SHA-256 over the size, the first 256 KiB (header and most of the tokenizer) and 32 samples of 4 KiB,
-    evenly spread to the last byte, of each part of the model. 384 KiB are read: under 1 ms from the page
-    cache, 33 seeks on a cold disk. This is no checksum: a change outside the samples goes unnoticed. Raises
-    OSError if the file cannot be read.
-    """
-    digest = hashlib.sha256()
-    for path in (header.path, *header.other_parts):
-        with path.open("rb", buffering=0) as file:
-            handle = file.fileno()
-            size = os.fstat(handle).st_size
-            digest.update(f"{size}\n".encode())
-            digest.update(os.pread(handle, _HEAD, 0))
-            last = max(0, size - _SAMPLE)
-            for i in range(1, _SAMPLES + 1):
-                digest.update(os.pread(handle, _SAMPLE, last * i // _SAMPLES))
-    return digest.hexdigest()
 
 
 def tokenizer_fingerprint(source: HasHeader | GGUFHeader) -> str:

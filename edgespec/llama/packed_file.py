@@ -25,17 +25,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError, MessageFn, UsageError
-from edgespec.llama.gguf_header import GGUFHeader, file_fingerprint
 from edgespec.platform.kept import PACKED_WEIGHTS, BoundedFolder, identity_of, write_all
 from edgespec.platform.machine import available_bytes, cached_share
 from edgespec.platform.processes import is_requested
 from edgespec.platform.turns import IdleTime
+
+if TYPE_CHECKING:
+    from edgespec.llama.gguf_header import GGUFHeader
 
 SWITCH = "EDGESPEC_PACKED_WEIGHTS"
 """Environment variable: "auto", or "off" to keep none and use none."""
@@ -295,7 +297,7 @@ def packed_file(header: GGUFHeader, isa: str, build: str, part: str) -> PackedFi
     if not build or header.file_bytes < LEAST_BYTES or not is_wanted():
         return None
     try:
-        model = file_fingerprint(header)
+        model = header.fingerprint()
         files = identity_of(header.path, *header.other_parts)
         digest = hashlib.sha256(f"{model} {files} {isa} {build} {part}".encode()).hexdigest()
         return PackedFile(_folder(), f"{model[:16]}-{isa}-{digest[:16]}.weights")

@@ -5,35 +5,48 @@
 
 A crash, a hang or a wrong result stays in the child and becomes one line here. The result is stored in
 `selftest-KEY.json` in the cache directory; KEY is a hash of all it depends on: the bytes of the plugin, of
-llama.cpp's libraries and of the test, the processor and the instruction set. The same file stores how this
-machine best prefetches weights (prefetch.py), measured after the kernels have passed.
+llama.cpp's libraries and of the test, the processor and the instruction set. The child of kernels that pass
+also measures which way to prefetch weights is faster on this machine.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from edgespec.errors import UsageError
-from edgespec.llama.prefetch import PrefetchChoice, measure, unmeasured
+from edgespec.llama.kernel_timing import Prefetch
 from edgespec.platform.kept import SELF_TESTS, StateFile, parse_struct
 from edgespec.platform.machine import read_cpu
 from edgespec.platform.processes import run_in_child
 
-TIMEOUT_S = 20.0
-"""The test takes about a second, and longer on a busy machine."""
+TIMEOUT_S = 30.0
+"""Test and measurement take three seconds, and longer on a busy machine."""
 
 FAILED = 3
 """The child's exit code if the test ran to its end and the kernels failed it."""
 
-_CHILD_FILES = tuple(Path(__file__).with_name(name) for name in ("selftest_child.py", "prefetch.py"))
-_RETRY_S = 24 * 60 * 60.0
+_CHILD_FILE = Path(__file__).with_name("selftest_child.py")
+_RETEST_S, _REMEASURE_S = 24 * 60 * 60.0, 60 * 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchChoice:
+    """The chosen way to prefetch weights, and how it was found."""
+
+    prefetch: Prefetch = field(default_factory=Prefetch)
+    gain: float = 1.0
+    """How many times as fast as with the default the products are."""
+    reason: str = "it is measured where the result can be stored"
+    """Why nothing was measured; "" if it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +75,12 @@ class SelfTest:
         """Whether to test again.
 
         A crash or a hang may be due to the machine (no memory, too busy), so the test is repeated after a
-        day. A wrong result would come again: same files, same processor.
+        day, and a measurement that other programs disturbed after an hour. A wrong result would come again:
+        same files, same processor.
         """
-        return not self.certain and not 0 <= time.time() - self.when < _RETRY_S
+        if self.certain and not (self.passed and self.choice.reason):
+            return False
+        return not 0 <= time.time() - self.when < (_REMEASURE_S if self.certain else _RETEST_S)
 
 
 def self_test(plugin: Path, isa: str, *, retest: bool = False) -> SelfTest:
@@ -72,30 +88,27 @@ def self_test(plugin: Path, isa: str, *, retest: bool = False) -> SelfTest:
     kept = _kept(plugin, isa)
     answer = None if retest else _read(kept)
     if answer is None or answer.outdated:
-        answer = _test(plugin, isa)
+        answer = _test(plugin, isa, measures=_can_keep(kept))
         _keep(kept, answer)
-    if answer.passed and answer.choice.outdated:
-        # Measure only if the choice can be stored, else each start would take the time again. Storing
-        # `begun` first keeps other processes from measuring at the same time.
-        begun = replace(answer, choice=unmeasured("another process is measuring, or was stopped"))
-        if _keep(kept, begun):
-            answer = replace(answer, choice=measure(plugin, isa))
-            _keep(kept, answer)
     return replace(answer, build=kept.path.stem if kept else "")
 
 
-def _test(plugin: Path, isa: str) -> SelfTest:
-    ended = run_in_child("edgespec.llama.selftest_child", "main", str(plugin), isa, timeout_s=TIMEOUT_S)
+def _test(plugin: Path, isa: str, *, measures: bool) -> SelfTest:
+    """Test in a child; it `measures` only where that is stored, as each start would take the time again."""
+    arguments = (str(plugin), isa, "measure" if measures else "")
+    ended = run_in_child("edgespec.llama.selftest_child", "main", *arguments, timeout_s=TIMEOUT_S)
+    choice = PrefetchChoice()
     match ended.code:
         case 0:
             reason = ""
+            choice = msgspec.json.decode(ended.said, type=PrefetchChoice) if ended.said else choice
         case None:
             reason = f"did not end within {TIMEOUT_S:g} s"
         case code if code < 0:
             reason = f"crashed ({_signal_name(-code)})"
         case code:
             reason = f"failed: {ended.complaint or f'exit code {code}'}"
-    return SelfTest(reason, certain=ended.code in (0, FAILED), isa=isa, when=time.time())
+    return SelfTest(reason, ended.code in (0, FAILED), isa, time.time(), choice)
 
 
 def _signal_name(number: int) -> str:
@@ -107,7 +120,7 @@ def _signal_name(number: int) -> str:
 
 def _kept(plugin: Path, isa: str) -> StateFile[SelfTest] | None:
     """Return the file that stores the result; None if its key or the cache directory cannot be found."""
-    build = build_hash(isa, plugin, *_CHILD_FILES)
+    build = build_hash(isa, plugin, _CHILD_FILE)
     try:
         path = SELF_TESTS.path(build)
     except UsageError:  # no home directory
@@ -137,15 +150,22 @@ def _read(kept: StateFile[SelfTest] | None) -> SelfTest | None:
         return None
 
 
-def _keep(kept: StateFile[SelfTest] | None, answer: SelfTest) -> bool:
-    """Store `answer`; return whether that worked. If not, the next process tests again."""
+def _can_keep(kept: StateFile[SelfTest] | None) -> bool:
+    """Whether a result can be stored, as far as the folder tells."""
     if kept is None:
         return False
     try:
-        kept.update(lambda _: msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
+        kept.path.parent.mkdir(parents=True, exist_ok=True)
     except OSError:
         return False
-    return True
+    return os.access(kept.path.parent, os.W_OK)
+
+
+def _keep(kept: StateFile[SelfTest] | None, answer: SelfTest) -> None:
+    """Store `answer`. If that fails, the next process tests again."""
+    if kept:
+        with suppress(OSError):
+            kept.update(lambda _: msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
 
 
 def _mapped_libraries(maps: Iterable[str]) -> set[Path]:

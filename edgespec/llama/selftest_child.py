@@ -5,6 +5,10 @@ stock kernels and packed:
 
     packed logits are finite and near stock's           the arithmetic is right
     batches of 1, 8 and N, on 1 and on 2 threads        bit for bit the same logits
+
+Then the matrix products of a layer, for one token and for eight, are timed in turns with weights prefetched
+into level 2, the default, and into level 1. The default stays unless the other is clearly faster, and where
+other programs were busy meanwhile.
 """
 
 from __future__ import annotations
@@ -12,12 +16,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -27,9 +34,11 @@ from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function
 from edgespec.llama.gguf import from_floats, row_bytes, to_floats, type_number
 from edgespec.llama.gguf_header import read_header
-from edgespec.llama.selftest import FAILED
+from edgespec.llama.kernel_timing import MatrixShape, Prefetch, WeightStream, beyond_caches
+from edgespec.llama.selftest import FAILED, PrefetchChoice
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
+from edgespec.platform.machine import MOST_OTHER_LOAD, OtherLoad, available_bytes, default_threads
 
 N_TOKENS = 32
 N_VOCAB = N_EMBD = 512
@@ -255,10 +264,68 @@ def _compare_all() -> str:
     return ""
 
 
-def main(plugin: str, isa: str) -> int:
-    """Test `plugin` with instruction set `isa`; return the exit code, write what is wrong to stderr."""
+# ---- prefetching ----
+
+PREFETCHES = (Prefetch(), Prefetch(1, 8192))
+"""The default first. Past the other caches Intel fetches at half the speed, AMD a little faster."""
+
+LEAST_GAIN = 1.03
+"""How many times as fast as the default the other must be in three quarters of the rounds."""
+
+_Q4_K, _Q6_K = 12, 14
+_LAYER_1_5B = (  # of Qwen2.5-1.5B in Q4_K_M: large matrices alone would hide the cost at a matrix's end
+    *(MatrixShape(_Q4_K, rows, 1536) for rows in (1536, 256)),
+    MatrixShape(_Q6_K, 256, 1536),
+    *(MatrixShape(_Q4_K, rows, 1536) for rows in (1536, 8960, 8960)),
+    MatrixShape(_Q6_K, 1536, 8960),
+)
+_BUDGET_S, _FEWEST_ROUNDS = 1.0, 5
+
+
+def faster_prefetch(rounds: Sequence[Sequence[float]]) -> PrefetchChoice:
+    """Choose. `rounds`: for each number of tokens, how many times as fast as the default the other was."""
+    low, gain, _ = statistics.quantiles(map(statistics.geometric_mean, rounds), n=4)
+    worst = min(statistics.median(of_size) for of_size in zip(*rounds, strict=True))
+    if low < LEAST_GAIN or worst < 1 / LEAST_GAIN:
+        return PrefetchChoice(reason="")
+    return PrefetchChoice(PREFETCHES[1], round(gain, 3), "")
+
+
+def _measured(plugin: Path, isa: str) -> PrefetchChoice:
+    size, available = beyond_caches(), available_bytes()
+    if available is not None and size > available / 4:
+        return PrefetchChoice(reason=f"that takes {size >> 20} MiB of memory")
+    rounds: list[list[float]] = []
+    with WeightStream(plugin, isa, size) as stream:
+        load, began = OtherLoad(), perf_counter()
+        while len(rounds) <= _FEWEST_ROUNDS or perf_counter() - began < _BUDGET_S:
+            order = PREFETCHES[:: -1 if len(rounds) % 2 else 1]
+            times = [
+                {one: stream.products(_LAYER_1_5B, n, one, default_threads()) for one in order}
+                for n in (1, 8)
+            ]
+            if perf_counter() - began > 4 * _BUDGET_S:
+                return PrefetchChoice(reason="the machine is too slow for it")
+            rounds.append([of_size[PREFETCHES[0]] / of_size[PREFETCHES[1]] for of_size in times])
+        busy = load.processors()
+    if busy is not None and busy > MOST_OTHER_LOAD:
+        return PrefetchChoice(reason=f"other programs kept {busy:.1f} processors busy")
+    return faster_prefetch(rounds[1:])  # the first warms up
+
+
+def main(plugin: str, isa: str, measure: str = "") -> int:
+    """Test `plugin` with instruction set `isa`; return the exit code, write what is wrong to stderr.
+
+    If it passes, and for any word `measure`, a PrefetchChoice is written to stdout as JSON.
+    """
     try:
         wrong = kernels.load_untested(Path(plugin), isa) or _compare_all()
+        if measure and not wrong:
+            try:
+                choice = _measured(Path(plugin), isa)
+            except EdgespecError as error:  # no memory
+                choice = PrefetchChoice(reason=str(error))
+            sys.stdout.write(msgspec.json.encode(choice).decode() + "\n")
     except EdgespecError as error:  # the machine's fault, not the kernels': no memory, for example
         sys.stderr.write(f"{error}\n")
         return error.exit_code

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.drafting.history import History, find_histories
 from edgespec.errors import EdgespecError
-from edgespec.llama.gguf_header import check_model_file, file_fingerprint, read_header, tokenizer_fingerprint
+from edgespec.llama.gguf_header import check_model_file, read_header, tokenizer_fingerprint
 from edgespec.llama.quantize import quantize
 from tiny_gguf import IM_END, write_tiny_gguf
 
@@ -17,22 +17,22 @@ from tiny_gguf import IM_END, write_tiny_gguf
 
 def test_fingerprints(tiny_path, tmp_path):
     header = check_model_file(tiny_path)
-    first = file_fingerprint(header)
+    first = header.fingerprint()
     assert len(first) == 64
     copy = tmp_path / "copy.gguf"
     shutil.copy(tiny_path, copy)
     other = dataclasses.replace(header, path=copy)
-    assert file_fingerprint(other) == first, "the name does not matter"
+    assert other.fingerprint() == first, "the name does not matter"
     data = bytearray(tiny_path.read_bytes())
     data[-1] ^= 1
     copy.write_bytes(data)
-    assert file_fingerprint(other) != first
+    assert other.fingerprint() != first
     copy.write_bytes(tiny_path.read_bytes() + b"\0")
-    assert file_fingerprint(other) != first
+    assert other.fingerprint() != first
     split = dataclasses.replace(header, other_parts=(copy,))
-    assert file_fingerprint(split) != first, "all parts count"
+    assert split.fingerprint() != first, "all parts count"
     with pytest.raises(OSError, match="gone"):
-        file_fingerprint(dataclasses.replace(header, path=tmp_path / "gone"))
+        dataclasses.replace(header, path=tmp_path / "gone").fingerprint()
 
 
 def test_fingerprint_of_a_small_file(tiny_path, tmp_path):
@@ -41,7 +41,7 @@ def test_fingerprint_of_a_small_file(tiny_path, tmp_path):
     found = set()
     for data in (b"", b"1", b"12"):
         small.write_bytes(data)
-        found.add(file_fingerprint(dataclasses.replace(header, path=small)))
+        found.add(dataclasses.replace(header, path=small).fingerprint())
     assert len(found) == 3
 
 

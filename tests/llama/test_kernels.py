@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.kernel_timing import CPrefetch, MatrixShape, Prefetch, WeightStream
-from edgespec.llama.prefetch import CANDIDATES
+from edgespec.llama.selftest_child import PREFETCHES
 from tree_shapes import paths, random_shape
 
 TYPES = {
@@ -375,7 +375,7 @@ def test_a_product_does_not_depend_on_the_prefetch(library, isa, name, prefetchi
     x = rng.normal(0, 1, (17, columns)).astype(np.float32)
     for n in (*range(1, 9), 17):
         rows = matmul(library, name, columns, weights, x[:n])
-        for prefetch in (*CANDIDATES, Prefetch(1, 0), Prefetch(2, 1 << 20)):
+        for prefetch in (*PREFETCHES, Prefetch(1, 0), Prefetch(2, 1 << 20)):
             assert prefetching(prefetch) == 0
             np.testing.assert_array_equal(matmul(library, name, columns, weights, x[:n]), rows, f"{prefetch}")
         assert prefetching(Prefetch()) == 0

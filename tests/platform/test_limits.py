@@ -13,11 +13,13 @@ from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.footprint import fits_in_memory, required_bytes
 from edgespec.platform.machine import (
     available_bytes,
+    cache_bytes,
     cpu_quota,
     default_threads,
     is_refusal,
     memory_left,
     memory_limits,
+    physical_cores,
     why_refused,
 )
 
@@ -172,3 +174,20 @@ def test_why_the_system_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_refusal_of_memory_is_known(reason: str, refused: bool) -> None:
     assert is_refusal(reason) == refused
+
+
+def test_caches_are_counted_once(tmp_path: Path) -> None:
+    for cpu in range(4):
+        for index, (level, kind, size) in enumerate(
+            [(1, "Data", "32K"), (1, "Instruction", "32K"), (2, "Unified", "1024K"), (3, "Unified", "32768K")]
+        ):
+            folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+            folder.mkdir(parents=True)
+            (folder / "level").write_text(f"{level}\n")
+            (folder / "type").write_text(f"{kind}\n")
+            (folder / "size").write_text(f"{size}\n")
+            (folder / "shared_cpu_list").write_text("0-3\n" if level == 3 else f"{cpu}\n")
+    (tmp_path / "cpu3" / "cache" / "index2" / "size").unlink()
+    assert cache_bytes(tmp_path) == (4 * 64 + 3 * 1024 + 32768) << 10
+    assert cache_bytes(tmp_path / "none") == 0
+    assert physical_cores() >= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -17,9 +17,12 @@ from edgespec.apps.server.request_fields import ignoring, listed
 from edgespec.apps.server.request_reader import PreparedRequest, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.decoding.records import Result
-from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import MessageFn, silent
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+
 
 _KINDS: Mapping[str, type[ChatRequest | CompletionRequest]] = {CHAT: ChatRequest, TEXT: CompletionRequest}
 _MOST_TOLD = 16  # fields without effect

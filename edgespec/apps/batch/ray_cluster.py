@@ -29,7 +29,7 @@ from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, MessageFn, UsageError, silent
 from edgespec.llama.choices import CacheChoice, KernelsChoice
-from edgespec.llama.gguf_header import check_model_file, file_fingerprint
+from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.resolve import resolve
 
 # ---- the process that answers requests on a node of a Ray cluster, with an engine of its own ----
@@ -67,7 +67,7 @@ def model_facts(target: str, draft: str | None) -> dict[str, str]:
     for role, model in (("target", target), ("draft", draft)):
         if model is not None:
             path = resolve(model, pull_missing=False)
-            facts[f"the {role} model"] = f"SHA-256 {file_fingerprint(check_model_file(path))[:16]}"
+            facts[f"the {role} model"] = f"SHA-256 {check_model_file(path).fingerprint()[:16]}"
     return facts
 
 

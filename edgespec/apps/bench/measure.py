@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from edgespec import Engine
 from edgespec.apps.bench.machine import MachineWatch
 from edgespec.apps.bench.runs import (
     PLAIN_VARIANT,
@@ -45,7 +46,6 @@ from edgespec.decoding.choices import DrafterName, Rule
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError
 from edgespec.llama.choices import KernelsChoice

@@ -7,7 +7,6 @@ in turn, as many as it holds: a request of thousands of texts does not keep othe
 from __future__ import annotations
 
 import base64
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,15 +15,12 @@ from itertools import chain, islice, zip_longest
 from typing import Annotated, Any, Literal, Never, Unpack
 
 import numpy as np
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import FastAPI
 from pydantic import AfterValidator, Field, WithJsonSchema
-from starlette.responses import JSONResponse
 
 from edgespec.apps.embed.embedder import PASS_TEXTS, Embedder, Vectors, normalised
 from edgespec.apps.server.api_errors import ApiError
-from edgespec.apps.server.json_routes import route_class
 from edgespec.apps.server.names import ALIAS, RequestedModel
-from edgespec.apps.server.ollama_api import OPTIONS_SCHEMA, OllamaRequest, add_facts, read_options
 from edgespec.apps.server.request_fields import RequestPart, VectorFields
 from edgespec.apps.server.request_reader import Service, check_tokens
 from edgespec.apps.server.request_worker import QueuedRequest, QueueLimits, RequestWorker, Start, cancelled_as
@@ -166,27 +162,6 @@ class EmbeddingRequest(VectorFields):
     user: _User = None
 
 
-class OllamaVectorRequest(OllamaRequest):
-    """Fields that /api/embed and /api/embeddings share."""
-
-    options: Annotated[dict[str, Any] | None, OPTIONS_SCHEMA] = None
-    keep_alive: float | str | None = Field(None, description="The model stays as long as the server.")
-    truncate: bool | None = Field(None, description="false: a text that is too long is refused, not cut.")
-
-
-class OllamaEmbedRequest(OllamaVectorRequest):
-    """The body of POST /api/embed."""
-
-    input: str | Annotated[list[str], Field(max_length=MAX_TEXTS)] | None = None
-    dimensions: int | None = Field(None, ge=1, description="As of /v1/embeddings.")
-
-
-class OllamaEmbeddingsRequest(OllamaVectorRequest):
-    """The body of POST /api/embeddings."""
-
-    prompt: str | None = None
-
-
 class RerankText(RequestPart):
     """A document to be ranked, given as an object."""
 
@@ -311,57 +286,6 @@ def add_embeddings(app: FastAPI, service: EmbeddingService, answerer: Answerer) 
     answerer.serve(app, EMBEDDINGS, EmbeddingRequest, read, writer)
     for path in RERANK:
         answerer.serve(app, path, RerankRequest, read_pairs, ranks)
-
-
-def add_ollama_embeddings(app: FastAPI, service: EmbeddingService, answerer: Answerer) -> None:
-    """Add POST /api/embed and /api/embeddings, and the facts of the model, to `app`."""
-    model, named = service.worker.embedder.model, service.service.named
-    # Ollama has no word for a model that ranks.
-    capabilities = [] if service.ranks else ["embedding"]
-    router = APIRouter(prefix="/api", route_class=route_class(service.log, any_type=True))
-    add_facts(router, model, service.service, capabilities)
-
-    def prepared(body: OllamaVectorRequest, texts: Sequence[str], param: str) -> Prepared[VectorTexts]:
-        n_ctx = service.service.n_ctx
-        most = min(read_options(body.options or {})["n_ctx"] or n_ctx, n_ctx)
-        tokens = service.tokens(texts, param, most=None if body.truncate is False else most)
-        return Prepared((VectorTexts(tokens),))
-
-    def read(body: OllamaEmbedRequest) -> Prepared[VectorTexts] | Response:
-        service.check(body.model, ranks=False, dimensions=body.dimensions)
-        texts = [body.input] if isinstance(body.input, str) else body.input or []
-        if len(texts) > 1 and "" in texts:
-            raise ApiError(400, f"input.{texts.index('')}: an empty text has no vector", param="input")
-        if not any(texts):  # Ollama only loads the model
-            return JSONResponse(embedded(body, [], 0, time.perf_counter()))
-        return prepared(body, texts, "input")
-
-    def embedded(body: OllamaEmbedRequest, rows: list[Any], n_tokens: int, came: float) -> dict[str, Any]:
-        return {
-            "model": body.model or named.full,
-            "embeddings": rows,
-            "total_duration": round(1e9 * (time.perf_counter() - came)),
-            "load_duration": 0,
-            "prompt_eval_count": n_tokens,
-        }
-
-    def writer(body: OllamaEmbedRequest, request: Prepared[VectorTexts]) -> WholeWriter[EmbeddedTexts]:
-        def write(found: EmbeddedTexts) -> dict[str, Any]:
-            rows = cut_rows(found.rows, body.dimensions).tolist()
-            return embedded(body, rows, found.n_tokens, request.came)
-
-        return WholeWriter(write)
-
-    def read_one(body: OllamaEmbeddingsRequest) -> Prepared[VectorTexts] | Response:
-        service.check(body.model, ranks=False)
-        return prepared(body, [body.prompt], "prompt") if body.prompt else JSONResponse({"embedding": []})
-
-    def older(_: object, __: object) -> WholeWriter[EmbeddedTexts]:
-        return WholeWriter(lambda found: {"embedding": found.rows[0].tolist()})
-
-    answerer.serve(router, "/embed", OllamaEmbedRequest, read, writer)
-    answerer.serve(router, "/embeddings", OllamaEmbeddingsRequest, read_one, older)
-    app.include_router(router)
 
 
 def cut_rows(rows: Vectors, dimensions: int | None) -> Vectors:

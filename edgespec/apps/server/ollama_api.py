@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import JSONResponse
@@ -22,6 +22,13 @@ from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.answer_events import AnswerCall, AnswerEvent, EventWriter
 from edgespec.apps.server.api_errors import ApiError, checked, field_error
+from edgespec.apps.server.embedding_routes import (
+    MAX_TEXTS,
+    EmbeddedTexts,
+    EmbeddingService,
+    VectorTexts,
+    cut_rows,
+)
 from edgespec.apps.server.json_routes import NO_VECTORS, absent, route_class
 from edgespec.apps.server.names import RequestedModel
 from edgespec.apps.server.ollama_answers import (
@@ -40,15 +47,18 @@ from edgespec.apps.server.request_reader import (
     read_sampling,
 )
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
-from edgespec.apps.server.streaming import STREAMED, Answerer
+from edgespec.apps.server.streaming import STREAMED, Answerer, Prepared, WholeWriter
 from edgespec.decoding.option_table import MAX_LOGPROBS
 from edgespec.decoding.records import PromptProgress, Token
 from edgespec.decoding.sampling import SAMPLING, TABLE, SamplingParams
-from edgespec.engine.engine import Engine
 from edgespec.errors import MessageFn, UsageError
 from edgespec.llama import gguf as gguf_file
 from edgespec.llama.gguf import GGUF, STRING
 from edgespec.llama.weights import Model
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+
 
 DEFAULTS: Mapping[str, float] = {"top_p": 0.9, "min_p": 0.0}
 """Ollama's defaults that differ from edgespec's: its clients expect them where they name none."""
@@ -572,3 +582,78 @@ def _add_generations(router: APIRouter, reader: RequestReader, answerer: Answere
 
     answerer.serve(router, "/chat", OllamaChatRequest, read, writer)
     answerer.serve(router, "/generate", OllamaGenerateRequest, read, writer)
+
+
+# ---- vectors ----
+
+
+class OllamaVectorRequest(OllamaRequest):
+    """Fields that /api/embed and /api/embeddings share."""
+
+    options: Annotated[dict[str, Any] | None, OPTIONS_SCHEMA] = None
+    keep_alive: float | str | None = Field(None, description="The model stays as long as the server.")
+    truncate: bool | None = Field(None, description="false: a text that is too long is refused, not cut.")
+
+
+class OllamaEmbedRequest(OllamaVectorRequest):
+    """The body of POST /api/embed."""
+
+    input: str | Annotated[list[str], Field(max_length=MAX_TEXTS)] | None = None
+    dimensions: int | None = Field(None, ge=1, description="As of /v1/embeddings.")
+
+
+class OllamaEmbeddingsRequest(OllamaVectorRequest):
+    """The body of POST /api/embeddings."""
+
+    prompt: str | None = None
+
+
+def add_ollama_embeddings(app: FastAPI, service: EmbeddingService, answerer: Answerer) -> None:
+    """Add POST /api/embed and /api/embeddings, and the facts of the model, to `app`."""
+    model, named = service.worker.embedder.model, service.service.named
+    # Ollama has no word for a model that ranks.
+    capabilities = [] if service.ranks else ["embedding"]
+    router = APIRouter(prefix="/api", route_class=route_class(service.log, any_type=True))
+    add_facts(router, model, service.service, capabilities)
+
+    def prepared(body: OllamaVectorRequest, texts: Sequence[str], param: str) -> Prepared[VectorTexts]:
+        n_ctx = service.service.n_ctx
+        most = min(read_options(body.options or {})["n_ctx"] or n_ctx, n_ctx)
+        tokens = service.tokens(texts, param, most=None if body.truncate is False else most)
+        return Prepared((VectorTexts(tokens),))
+
+    def read(body: OllamaEmbedRequest) -> Prepared[VectorTexts] | Response:
+        service.check(body.model, ranks=False, dimensions=body.dimensions)
+        texts = [body.input] if isinstance(body.input, str) else body.input or []
+        if len(texts) > 1 and "" in texts:
+            raise ApiError(400, f"input.{texts.index('')}: an empty text has no vector", param="input")
+        if not any(texts):  # Ollama only loads the model
+            return JSONResponse(embedded(body, [], 0, time.perf_counter()))
+        return prepared(body, texts, "input")
+
+    def embedded(body: OllamaEmbedRequest, rows: list[Any], n_tokens: int, came: float) -> dict[str, Any]:
+        return {
+            "model": body.model or named.full,
+            "embeddings": rows,
+            "total_duration": round(1e9 * (time.perf_counter() - came)),
+            "load_duration": 0,
+            "prompt_eval_count": n_tokens,
+        }
+
+    def writer(body: OllamaEmbedRequest, request: Prepared[VectorTexts]) -> WholeWriter[EmbeddedTexts]:
+        def write(found: EmbeddedTexts) -> dict[str, Any]:
+            rows = cut_rows(found.rows, body.dimensions).tolist()
+            return embedded(body, rows, found.n_tokens, request.came)
+
+        return WholeWriter(write)
+
+    def read_one(body: OllamaEmbeddingsRequest) -> Prepared[VectorTexts] | Response:
+        service.check(body.model, ranks=False)
+        return prepared(body, [body.prompt], "prompt") if body.prompt else JSONResponse({"embedding": []})
+
+    def older(_: object, __: object) -> WholeWriter[EmbeddedTexts]:
+        return WholeWriter(lambda found: {"embedding": found.rows[0].tolist()})
+
+    answerer.serve(router, "/embed", OllamaEmbedRequest, read, writer)
+    answerer.serve(router, "/embeddings", OllamaEmbeddingsRequest, read_one, older)
+    app.include_router(router)

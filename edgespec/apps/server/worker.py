@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from edgespec.apps.server.request_worker import (
     Outcome,
@@ -25,10 +25,12 @@ from edgespec.apps.server.request_worker import (
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result, Token
 from edgespec.decoding.session import as_ints
-from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError
 from edgespec.platform.processes import Cancellation
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from filelock import lock_descriptor
 
-from edgespec.models.hub import other_files
+from edgespec.models.registry import other_files
 from edgespec.platform.files import own_file, temporary_path
 from edgespec.platform.kept import SERVERS, FileIdentity, identity_of
 

@@ -29,9 +29,8 @@ from edgespec.llama.kernel_timing import MatrixShape
 from edgespec.llama.kernels import multiplied, packing_growth
 from edgespec.llama.quantize import QUANT_TYPES
 from edgespec.llama.rollback import RollbackSize
-from edgespec.models.hub import other_files
 from edgespec.models.on_disk import FoundModel, real_path
-from edgespec.models.registry import Entry, ModelShape, Registry
+from edgespec.models.registry import Entry, ModelShape, Registry, other_files
 from edgespec.platform.kept import MODEL_FACTS, FileEntry, FileTable, StoredFiles, identity_of
 from edgespec.platform.machine import memory_left
 

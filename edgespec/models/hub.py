@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.registry import REPO, REVISION, Entry, HubSource
+from edgespec.models.registry import REPO, REVISION, Entry, HubSource, other_parts
 from edgespec.platform.files import write_atomically
 
 if TYPE_CHECKING:
@@ -155,21 +155,7 @@ def _from_url(url: str) -> str:
     raise UsageError(f"{url}: no URL of a repository or a file; name one: hf:OWNER/REPO[/FILE.gguf]")
 
 
-# ---- models split over several files: NAME-00001-of-00003.gguf is the first, and stands for all ----
-
-_FIRST = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
-
-
-def other_parts(first: str) -> list[str]:
-    """Return the names of the files that complete the first part of a split model; [] for any other file."""
-    match = _FIRST.fullmatch(first)
-    n = int(match[2]) if match else 1
-    return [f"{match[1]}-{no:05}-of-{n:05}.gguf" for no in range(2, n + 1)] if match else []
-
-
-def other_files(first: Path) -> list[Path]:
-    """Return the paths of those files, which may not exist."""
-    return [first.with_name(name) for name in other_parts(first.name)]
+# ---- partial files, and their sources ----
 
 
 Report = Callable[[int, int | None], None]

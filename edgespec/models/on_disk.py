@@ -22,8 +22,8 @@ from typing import Literal
 import msgspec
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.hub import HubRepository, SourceFailure, hub_repository, list_hub_files, other_files
-from edgespec.models.registry import Entry, HubSource, load_registry, nearest
+from edgespec.models.hub import HubRepository, SourceFailure, hub_repository, list_hub_files
+from edgespec.models.registry import Entry, HubSource, load_registry, nearest, other_files
 from edgespec.models.store import Store
 from edgespec.platform.files import expand_user, text_of, user_folder, why_no_file
 

@@ -51,7 +51,6 @@ from edgespec.models.hub import (
     hub_entries,
     is_hub_name,
     one_line,
-    other_files,
 )
 from edgespec.models.on_disk import (
     find_in_hub,
@@ -61,7 +60,7 @@ from edgespec.models.on_disk import (
     is_ollama_name,
     is_whisper_source,
 )
-from edgespec.models.registry import Entry, HubSource, Registry, WheelsSource, load_registry
+from edgespec.models.registry import Entry, HubSource, Registry, WheelsSource, load_registry, other_files
 from edgespec.models.store import CONVERTED_TO, Stamp, Store, hash_file
 from edgespec.platform.files import locked
 from edgespec.platform.plugins import part as part_of_app

@@ -25,8 +25,7 @@ from typing import Annotated
 import msgspec
 
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.hub import other_files
-from edgespec.models.registry import REVISION_DIGITS, Entry, Registry
+from edgespec.models.registry import REVISION_DIGITS, Entry, Registry, other_files
 from edgespec.platform.files import begins_with, locked, replace_together, write_atomically
 from edgespec.platform.kept import HASHES, MODELS, FileEntry, FileTable, StoredFiles, identity_of
 

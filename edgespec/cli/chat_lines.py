@@ -30,7 +30,6 @@ from edgespec.cli.conversation import (
     answer_of,
     joined_answer,
 )
-from edgespec.cli.progress import shown_while_read
 from edgespec.cli.render import (
     TextWriter,
     as_json,
@@ -39,6 +38,7 @@ from edgespec.cli.render import (
     said_drafts,
     said_prompt,
     said_text,
+    shown_while_read,
 )
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result

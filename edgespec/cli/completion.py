@@ -8,14 +8,13 @@ from typing import get_args
 
 from edgespec.decoding.choices import DrafterName
 from edgespec.errors import EdgespecError
-from edgespec.models.draft_records import draft_records
-from edgespec.models.on_disk import other_names
 from edgespec.models.registry import Registry, load_registry
-from edgespec.platform.plugins import offered
 
 
 def complete_model() -> list[str]:
     """Return the values of --target and --draft: models by name, and GGUF files of this directory."""
+    from edgespec.models.on_disk import other_names
+
     files = (file.name for file in sorted(Path().glob("*.gguf")))
     # bash inserts names unquoted, so names that need quotes are left to the shell's own completion.
     names = (name for name in (*other_names(), *files) if shlex.quote(name) == name)
@@ -35,6 +34,8 @@ def complete_pair() -> list[str]:
 
 def complete_draft() -> list[str]:
     """Return the drafts that were made here."""
+    from edgespec.models.draft_records import draft_records
+
     try:
         return [draft.name for draft in draft_records()]
     except (EdgespecError, OSError):
@@ -43,6 +44,8 @@ def complete_draft() -> list[str]:
 
 def complete_drafter() -> list[str]:
     """Return the drafters that can be named without a class."""
+    from edgespec.platform.plugins import offered
+
     return [*get_args(DrafterName), *offered("edgespec.drafters")]
 
 

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
-from filelock import lock_descriptor
 
 from edgespec.models.registry import other_files
 from edgespec.platform.files import own_file, temporary_path
@@ -100,6 +99,8 @@ def installation() -> FileIdentity:
 @contextmanager
 def announced_server(server: RunningServer) -> Iterator[None]:
     """Let `running_servers` find the server inside the block. Where no file can be written, nobody does."""
+    from filelock import lock_descriptor
+
     descriptor, file = None, _folder() / f"{os.getpid()}.json"
     with suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,17 +118,14 @@ def announced_server(server: RunningServer) -> Iterator[None]:
             os.close(descriptor)
 
 
-def has_servers() -> bool:
-    """Whether one of the user's servers may run: a look that takes no time."""
-    return any(_folder().glob("*.json"))
-
-
 def running_servers(target: Path) -> Iterator[RunningServer]:
     """Yield the user's servers of this installation whose target is this very file.
 
     Files of servers that ended are deleted. One of another user, or that others may read or write, is not
     believed.
     """
+    from filelock import lock_descriptor
+
     for file in sorted(_folder().glob("*.json")):
         with suppress(msgspec.DecodeError, OSError), own_file(file) as descriptor:
             found = os.fstat(descriptor)

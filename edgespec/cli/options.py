@@ -13,14 +13,13 @@ import typer
 from edgespec.cli.completion import complete_drafter, complete_model, complete_name, complete_pair
 from edgespec.cli.console import err, message
 from edgespec.cli.groups import listed, option_group
-from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DrafterChoice, DrafterName, is_plugin
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.model_choice import ChosenModels, choose_refs
 from edgespec.errors import UsageError
 from edgespec.llama.choices import CacheChoice, KernelsChoice, Pooling, StateRoom
-from edgespec.models.registry import Entry, load_registry
-from edgespec.models.store import Store
+from edgespec.models.registry import load_registry
+from edgespec.models.resolve import is_missing
 from edgespec.platform.files import expand_user
 
 if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
@@ -170,9 +169,8 @@ class ModelChoice:
         _ = compute.rpc_addresses
         with err.status("looking for its draft"):  # a file may have to be hashed
             chosen = choose_refs(*self.names(writes=writes), drafter, writes=writes)
-        found, _ = chosen.target.found, chosen.draft and chosen.draft.found
-        is_missing = isinstance(found, Entry) and not Store.default().is_present(found, load_registry())
-        if chat_template and is_missing:  # of a model that is here, the engine checks it
+        target_is_missing, _ = (model and is_missing(model) for model in chosen)
+        if chat_template and target_is_missing:  # of a model that is here, the engine checks it
             from edgespec.llama.chat_template import read_chat_template
 
             read_chat_template(chat_template)
@@ -188,7 +186,10 @@ class ModelChoice:
     ) -> ChosenModels:
         """Choose target and draft as `choose` does, and pull those that are not here."""
         chosen = self.choose(drafter, compute, writes=writes, chat_template=chat_template)
-        pull_named(*chosen)
+        if missing := [model for model in chosen if model and is_missing(model)]:
+            from edgespec.cli.progress import pull_named
+
+            pull_named(*missing)
         return chosen
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from threading import Event, RLock, Thread
-from typing import TYPE_CHECKING, Protocol, Self
+from threading import RLock
+from typing import Self
 
 from rich.progress import (
     BarColumn,
@@ -30,9 +30,6 @@ from edgespec.models.pull import Phase, Puller, PullProgress
 from edgespec.models.registry import Entry
 from edgespec.models.resolve import ModelRef, ref_of
 
-if TYPE_CHECKING:
-    from edgespec.decoding.records import PromptProgress, Token
-
 _VERBS: dict[Phase, str] = {
     "download": "pulling",
     "hash": "checking",
@@ -40,8 +37,6 @@ _VERBS: dict[Phase, str] = {
     "convert": "converting",
 }
 _LONG = ("pulling", "compiling")  # kinds of work for which more than one line is printed
-_LATE_S = 0.5  # seconds without a word after which a person wonders
-_REDRAW_S = 0.1
 LINE_EVERY = 0.1
 """Share of the work between lines, if there are no bars."""
 
@@ -106,70 +101,6 @@ class WorkDisplay(ProgressDisplay):
         self._last, self._had_detail = what, detail != ""
 
 
-class ReadStream(Protocol):
-    """A stream of tokens that tells how far its prompt is read."""
-
-    @property
-    def prompt_progress(self) -> PromptProgress:
-        """How far the prompt is read; any thread may ask."""
-
-    def __iter__(self) -> Iterator[Token]:
-        """Yield the tokens as they come."""
-
-
-def shown_while_read(stream: ReadStream, *, hides_text: bool = False) -> Iterator[Token]:
-    """Yield the tokens of `stream`; a bar in a terminal shows until the first how far its prompt is read.
-
-    `hides_text`: nothing is written before the end, so the bar stays, and counts what is written.
-    """
-    tokens = iter(stream)
-    with StreamDisplay(stream) as display:
-        for token in tokens:
-            if not hides_text:
-                break
-            display.n_written += 1
-            yield token
-        else:
-            return
-    yield token
-    yield from tokens
-
-
-class StreamDisplay:
-    """A bar that shows how far a prompt is read, if that takes long, and what is written then.
-
-    A context manager; its own thread draws, since this one is inside the passes of the model.
-    """
-
-    def __init__(self, stream: ReadStream) -> None:
-        self.n_written = 0
-        self._stream = stream
-        self._ended = Event()
-        self._thread = Thread(target=self._draw, name="edgespec progress", daemon=True)
-
-    def __enter__(self) -> Self:
-        if err.is_terminal:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        if err.is_terminal:
-            self._thread.join()
-
-    def _draw(self) -> None:
-        if self._ended.wait(_LATE_S):
-            return
-        with Bars(*_columns(), console=err, transient=True, auto_refresh=False) as bars:
-            reading = bars.add_task("reading the prompt", total=None, unit="tokens")
-            writing = bars.add_task("writing", total=None, unit="tokens", visible=False)
-            while not self._ended.wait(_REDRAW_S):
-                n = self.n_written
-                n_read, n_tokens = self._stream.prompt_progress
-                bars.update(reading, completed=n_read, total=n_tokens or None, visible=not n)
-                bars.update(writing, description=f"writing: {n} tokens", visible=n > 0, refresh=True)
-
-
 class _Amount(DownloadColumn):
     """Work done and total, in the row's unit, or in bytes with their speed."""
 
@@ -191,7 +122,8 @@ class _Time(TimeRemainingColumn):
         return super().render(task).append(" left")
 
 
-def _columns(width: int | None = 40) -> tuple[ProgressColumn, ...]:
+def columns(width: int | None = 40) -> tuple[ProgressColumn, ...]:
+    """Return the columns of a bar so wide: what is done, the amount in its unit, and the time left."""
     return (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -209,7 +141,7 @@ class PullDisplay(ProgressDisplay):
     """
 
     def __init__(self, expected: Sequence[int | None] = ()) -> None:
-        super().__init__(*_columns(None), per_second=10)  # bars as wide as the others leave it
+        super().__init__(*columns(None), per_second=10)  # bars as wide as the others leave it
         self._total = sum(size or 0 for size in expected)
         self._overall = (
             self.bars.add_task("all files", total=self._total or None, unit="") if len(expected) > 1 else None

@@ -1,4 +1,4 @@
-"""Prints a generation: the text as it comes, the statistics, the JSON object."""
+"""Prints a generation: how far its prompt is read, the text as it comes, the statistics, the JSON object."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import itertools
 import json
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Protocol, Self
 
 from rich.style import Style
 from rich.text import Text
 
 from edgespec.cli.console import OpenLine, WordWrap, err, out, print_line
-from edgespec.decoding.records import FROM, Origin, Result, Token
+from edgespec.decoding.records import FROM, Origin, PromptProgress, Result, Token
 from edgespec.decoding.tree import Tree, dump
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from edgespec.drafting.proposal import DraftStep
     from edgespec.llama.weights import Model
     from edgespec.platform.metering import Measurement
+
+_LATE_S = 0.5  # seconds without a word after which a person wonders
+_REDRAW_S = 0.1
 
 COLOURS: dict[Origin, str] = {
     "target": "",
@@ -75,6 +80,74 @@ class TextWriter:
         sys.stdout.write((self._wrap.end() if self._wrap else "") + "\n" * (not text.endswith("\n")))
         sys.stdout.flush()
         OpenLine.end()
+
+
+class ReadStream(Protocol):
+    """A stream of tokens that tells how far its prompt is read."""
+
+    @property
+    def prompt_progress(self) -> PromptProgress:
+        """How far the prompt is read; any thread may ask."""
+
+    def __iter__(self) -> Iterator[Token]:
+        """Yield the tokens as they come."""
+
+
+def shown_while_read(stream: ReadStream, *, hides_text: bool = False) -> Iterator[Token]:
+    """Yield the tokens of `stream`; a bar in a terminal shows until the first how far its prompt is read.
+
+    `hides_text`: nothing is written before the end, so the bar stays, and counts what is written.
+    """
+    tokens = iter(stream)
+    with StreamDisplay(stream) as display:
+        for token in tokens:
+            if not hides_text:
+                break
+            display.n_written += 1
+            yield token
+        else:
+            return
+    yield token
+    yield from tokens
+
+
+class StreamDisplay:
+    """A bar that shows how far a prompt is read, if that takes long, and what is written then.
+
+    A context manager; its own thread draws, since this one is inside the passes of the model.
+    """
+
+    def __init__(self, stream: ReadStream) -> None:
+        self.n_written = 0
+        self._stream = stream
+        self._ended = Event()
+        self._thread = Thread(target=self._draw, name="edgespec progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        if err.is_terminal:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if err.is_terminal:
+            self._thread.join()
+
+    def _draw(self) -> None:
+        if self._ended.wait(_LATE_S):
+            return
+        from rich.progress import Progress
+
+        from edgespec.cli.progress import columns
+
+        with Progress(*columns(), console=err, transient=True, auto_refresh=False) as bars:
+            reading = bars.add_task("reading the prompt", total=None, unit="tokens")
+            writing = bars.add_task("writing", total=None, unit="tokens", visible=False)
+            while not self._ended.wait(_REDRAW_S):
+                n = self.n_written
+                n_read, n_tokens = self._stream.prompt_progress
+                bars.update(reading, completed=n_read, total=n_tokens or None, visible=not n)
+                bars.update(writing, description=f"writing: {n} tokens", visible=n > 0, refresh=True)
 
 
 def printable(text: str) -> str:

@@ -13,7 +13,6 @@ import typer
 
 from edgespec.cli.console import INTERRUPTED, message, out, read_piped
 from edgespec.cli.groups import grouped, listed, option_group, shown
-from edgespec.cli.local_run import RunRequest, has_servers
 from edgespec.cli.options import (
     DRAFTING,
     LOSSY,
@@ -33,14 +32,14 @@ from edgespec.cli.options import (
     WattsOption,
     most_tokens,
 )
-from edgespec.cli.progress import shown_while_read
 from edgespec.decoding.choices import Objective, Rule, is_plugin
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import model_named
+from edgespec.platform.kept import SERVERS
 
 if TYPE_CHECKING:
-    from edgespec.cli.served import ServedStream
+    from edgespec.cli.served import RunRequest, ServedStream
     from edgespec.decoding.choices import DrafterChoice
     from edgespec.decoding.grammars import GrammarSource
     from edgespec.decoding.options import Options, Waking
@@ -328,12 +327,11 @@ def run_command(
     source = _grammar_source(output)
     states = length.states.room()
     text = prompt.read()
-    if has_servers() and not _needs_own_engine(drafting, lossy, length, output):
+    if any(SERVERS.path().glob("*.json")) and not _needs_own_engine(drafting, lossy, length, output):
         request = _request(prompt, text, options, source, drafting.chosen())
         if served := _served(models, drafting, length, prompt, request):
             return _show_served(served, output, history=drafting.cache)
     from edgespec.cli.render import ExplainedSteps
-    from edgespec.decoding.grammars import Grammar
     from edgespec.platform.processes import SignalPipe
 
     meter = output.meter()
@@ -356,6 +354,8 @@ def run_command(
         ) as engine,
     ):
         if source:
+            from edgespec.decoding.grammars import Grammar
+
             options = replace(options, grammar=Grammar(engine.target, source))
         stream = engine.stream(
             text,
@@ -447,6 +447,8 @@ def _grammar_source(output: RunOutput) -> GrammarSource | None:
 def _request(
     prompt: PromptOptions, text: str, options: Options, source: GrammarSource | None, drafter: DrafterChoice
 ) -> RunRequest:
+    from edgespec.cli.served import RunRequest
+
     bias = options.params.logit_bias.items()
     return RunRequest(
         prompt=text,
@@ -508,7 +510,7 @@ def _show_served(stream: ServedStream, output: RunOutput, *, history: bool) -> i
 
 
 def _show(stream: Stream | ServedStream, output: RunOutput, n_ctx_train: int, *, explain: bool) -> int:
-    from edgespec.cli.render import TextWriter, as_json, print_stats
+    from edgespec.cli.render import TextWriter, as_json, print_stats, shown_while_read
 
     writer = None if output.json else TextWriter(show_draft=output.show_draft, explain=explain)
     code, failed = 0, None

@@ -22,7 +22,7 @@ from edgespec.cli.local_run import (
     read_parts,
     running_servers,
 )
-from edgespec.cli.progress import StreamDisplay
+from edgespec.cli.render import StreamDisplay
 from edgespec.decoding.records import Origin, PromptProgress, Result, Tally, Token, summarise
 from edgespec.errors import EdgespecError, ServerLost
 from edgespec.models.resolve import resolve

@@ -51,9 +51,9 @@ from typing import TypeAlias
 import numpy as np
 
 from edgespec.decoding.choices import Rule
+from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.drafter import Drafter, DraftOutcome, Position
 from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.grammars import Constraint
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Emitted, Logprobs, Step, StopReason, Tally

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from edgespec.decoding.grammars import Constraint, Matcher, Words
+from edgespec.decoding.constraint import Constraint, Matcher, Words
 from edgespec.decoding.option_table import MAX_GAMMA
 
 _LONGEST_CHARACTER = 4  # bytes

@@ -25,8 +25,8 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.drafter import DraftOutcome, Position
-from edgespec.decoding.grammars import Constraint
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
 from edgespec.decoding.session import (
     Forward,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from edgespec._core import Interrupt
 from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter, Rule
+from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.generate import Task
-from edgespec.decoding.grammars import Constraint
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.options import Options, Waking
 from edgespec.decoding.records import Mode

@@ -16,12 +16,13 @@ from edgespec.errors import EdgespecError, MessageFn, UsageError, silent
 from edgespec.models.hub import is_hub_name, is_plain
 from edgespec.models.on_disk import PREFIX as OLLAMA
 from edgespec.models.on_disk import foreign_whisper, is_ollama_name, is_whisper_source, ollama_names
-from edgespec.models.pull import ProgressFn, Puller, no_progress
 from edgespec.models.registry import Entry, load_registry
+from edgespec.models.store import Store
 from edgespec.platform.files import expand_user, why_no_file
 
 if TYPE_CHECKING:
     from edgespec.llama.gguf_header import GGUFHeader
+    from edgespec.models.pull import ProgressFn
 
 
 class ModelRef:
@@ -53,6 +54,8 @@ def locate(ref: str) -> Path | Entry:
     if not ref.strip():
         raise UsageError("the name of a model is empty: give one, or leave it out for the default")
     if is_ollama_name(ref) or is_hub_name(ref):
+        from edgespec.models.pull import Puller
+
         first, *_ = Puller().expand(ref)
         return first.path or first
     path = expand_user(ref)
@@ -65,6 +68,13 @@ def locate(ref: str) -> Path | Entry:
             raise UsageError(foreign_whisper(ref))
         raise UsageError(f"{ref}: {why}{'; name a .gguf file in it' if path.is_dir() else ''}")
     return registry.get(ref)
+
+
+def is_missing(model: ModelRef) -> bool:
+    """Whether a model may have to be pulled; raises as `locate`. Of a hub's, any part may be missing."""
+    if not isinstance(model.found, Entry):
+        return False
+    return is_hub_name(model.name) or not Store.default().is_present(model.found, load_registry())
 
 
 def model_named(word: str, *, alone: bool) -> str | None:
@@ -90,7 +100,7 @@ def resolve(
     model: str | ModelRef,
     *,
     pull_missing: bool = True,
-    on_progress: ProgressFn = no_progress,
+    on_progress: ProgressFn | None = None,
     on_message: MessageFn = silent,
 ) -> Path:
     """Return the file that a model reference means; a model that is present is not hashed again.
@@ -106,7 +116,11 @@ def resolve(
     ref, found = (model := ref_of(model)).name, model.found
     if isinstance(found, Path):
         return found
-    puller = Puller(on_progress=on_progress, on_message=on_message)
+    if not is_missing(model):
+        return Store.default().file(found)
+    from edgespec.models.pull import Puller, no_progress
+
+    puller = Puller(on_progress=on_progress or no_progress, on_message=on_message)
     entries = puller.expand(ref) if is_hub_name(ref) else [found]  # all parts of a split model
     if all(puller.store.is_present(entry, puller.registry) for entry in entries):
         return puller.store.file(found)

@@ -15,8 +15,8 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.apps.energy.meter import EnergyMeter, EnergySource
+from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.generate import Generation, logprobs_of
-from edgespec.decoding.grammars import Constraint
 from edgespec.decoding.records import Step
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import Policy

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.drafter import Position
 from edgespec.decoding.generate import Generation
-from edgespec.decoding.grammars import Constraint
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import Policy

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec.decoding.choices import Rule
+from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.generate import Task
-from edgespec.decoding.grammars import Constraint
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import Coins, SamplingParams
 

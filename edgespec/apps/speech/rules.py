@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edgespec.apps.speech.options import LANGUAGES, SpeechOptions
 from edgespec.apps.speech.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer
-from edgespec.decoding.grammars import Allowed, Constraint, Path, Words
+from edgespec.decoding.constraint import Allowed, Constraint, Path, Words
 from edgespec.decoding.session import Rows
 from edgespec.errors import UsageError
 

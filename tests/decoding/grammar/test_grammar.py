@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingParams
-from edgespec.decoding.grammars import Constraint, Grammar, GrammarSource
+from edgespec.decoding.constraint import Constraint
+from edgespec.decoding.grammars import Grammar, GrammarSource
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.weights import Model
 from matching import accepts, verdicts

@@ -10,9 +10,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -22,8 +21,8 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import last_log_error, llama, whole_log
 from edgespec.platform.processes import ReportingChild, answer, say
 
-if TYPE_CHECKING:
-    from edgespec.llama.importance import Importance
+Importance = Mapping[str, npt.NDArray[np.float32]]
+"""Name of a matrix -> a number for each column; for matrices of experts those of one expert after another."""
 
 QUANT_TYPES: dict[str, int] = {
     "q4_0": 2,
@@ -78,7 +77,7 @@ def quantize(
     """Write `src` converted to `type_name` as `dst`; already quantized tensors are requantized.
 
     `pure` gives every tensor the same type instead of llama.cpp's mixture. `n_threads` 0 means all
-    processors. `importance`: of the columns of each matrix (importance.py). `on_progress` takes the number of
+    processors. `importance`: of the columns of each matrix. `on_progress` takes the number of
     the next tensor and their total; an exception from it ends the work. `dst` appears complete or not at all,
     also on Ctrl-C; an older file is replaced.
     Raises UsageError for an unknown type, for `src == dst`, and where a type asks for an importance and has

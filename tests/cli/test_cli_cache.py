@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from edgespec.apps.forge.dataset import (
     TrainingText,
 )
 from edgespec.apps.forge.draft_store import DraftStore
-from edgespec.cli import cache_import
+from edgespec.cli import cache as commands
 from edgespec.cli.app import main
 from edgespec.drafting.history import MAX_TOKENS, History
 from edgespec.drafting.rejections import RejectedPlaces, RejectedText
@@ -286,8 +287,9 @@ def test_control_tokens_in_a_text_are_text(edgespec, history, tmp_path, tiny_pat
 
 
 def test_more_than_the_bound(edgespec, history, tmp_path, tiny_path, monkeypatch):
-    monkeypatch.setattr(cache_import, "_BATCH", 100)
-    monkeypatch.setattr(cache_import, "History", lambda *a, **k: History(*a, max_tokens=200, **k))
+    monkeypatch.setattr(commands, "_BATCH", 100)
+    bounded = partial(History, max_tokens=200)
+    monkeypatch.setattr("edgespec.drafting.history.History", bounded)
     for i in range(20):
         (tmp_path / f"{i:02}.txt").write_text(f"{i:02} " * 10)
     files = [tmp_path / f"{i:02}.txt" for i in range(20)]
@@ -300,17 +302,17 @@ def test_more_than_the_bound(edgespec, history, tmp_path, tiny_path, monkeypatch
 
 @pytest.mark.parametrize("batch", [1, 10_000])
 def test_ctrl_c_keeps_what_was_read(edgespec, history, tmp_path, tiny_path, monkeypatch, batch):
-    monkeypatch.setattr(cache_import, "_BATCH", batch)
+    monkeypatch.setattr(commands, "_BATCH", batch)
     for i in range(5):
         (tmp_path / f"{i}.txt").write_text(f"text {i}")
-    real = cache_import._read
+    real = commands._read
 
     def read(file, skipped):
         if file.name == "3.txt":
             signal.raise_signal(signal.SIGINT)
         return real(file, skipped)
 
-    monkeypatch.setattr(cache_import, "_read", read)
+    monkeypatch.setattr(commands, "_read", read)
     files = [tmp_path / f"{i}.txt" for i in range(5)]
     text, said = edgespec("import", *files, "--target", tiny_path, code=130)
     assert text.startswith("imported 3 of 5 files")

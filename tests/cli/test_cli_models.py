@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from edgespec.apps.forge.commands import quantize as quantize_module
 from edgespec.apps.forge.commands.quantize import quantize_command
+from edgespec.apps.forge.importance import CHUNK
 from edgespec.cli.models import models_app
 from edgespec.errors import EdgespecError
-from edgespec.llama.importance import CHUNK
 from edgespec.llama.quantize import QUANT_TYPES
 from edgespec.models import pull, registry
 from edgespec.models.draft_records import record_file

@@ -14,7 +14,7 @@ import pytest
 from rich.cells import cell_len
 
 from command_line import python_path
-from edgespec.apps.bench.commands.tables import print_report
+from edgespec.apps.bench.commands.report import print_report
 from edgespec.apps.bench.rows import Report, headline
 from edgespec.apps.bench.runs import Cell
 from edgespec.cli.console import WordWrap, wrapped
@@ -152,7 +152,7 @@ for row in {ROWS!r}:
 print_table(table)
 """
 MANY = """
-from edgespec.apps.bench.commands.tables import print_report
+from edgespec.apps.bench.commands.report import print_report
 from edgespec.apps.bench.rows import Report
 from toy_outcomes import toy_outcome
 print_report(Report(toy_outcome(source="assumed")))

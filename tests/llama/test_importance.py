@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 import pytest
 
+from edgespec.apps.forge.importance import CHUNK, measure_importance, read_importance
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.importance import CHUNK, measure_importance, read_importance
 from edgespec.llama.kernels import load
 from edgespec.llama.quantize import ASK_IMPORTANCE, quantize
 from edgespec.llama.weights import Model

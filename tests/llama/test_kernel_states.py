@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgespec.apps.forge import importance
 from edgespec.decoding.session import SequenceTokens
 from edgespec.errors import EdgespecError
-from edgespec.llama import importance, kernels
+from edgespec.llama import kernels
 from edgespec.llama.backend import llama
 from edgespec.llama.batch import PassInput
 from edgespec.llama.hidden_states import of_kernels

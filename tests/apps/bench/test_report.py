@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.apps.bench.commands.tables import print_report
-from edgespec.apps.bench.report import Chart, charts, pareto, write_report
+from edgespec.apps.bench.commands.report import Chart, charts, pareto, print_report, write_report
 from edgespec.apps.bench.rows import Report
 from edgespec.apps.bench.runs import Cell
 from toy_outcomes import CATEGORIES, UNREADABLE, lossy_outcome, toy_outcome

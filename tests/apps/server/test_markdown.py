@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.apps.server.page.markdown import DEEPEST, blocks
+from edgespec.apps.server.page import DEEPEST, blocks
 
 
 def words(node):

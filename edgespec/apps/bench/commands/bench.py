@@ -143,7 +143,7 @@ def _measure(
     Prompts that do not fit are left out. Returns the exit code; raises the failure, and EdgespecError if no
     prompt is left.
     """
-    from edgespec.apps.bench.commands.tables import write_results
+    from edgespec.apps.bench.commands.report import write_results
     from edgespec.apps.bench.machine import MachineWatch
     from edgespec.apps.bench.measure import BenchControl, fitting, measure
 

@@ -120,7 +120,7 @@ def _choice(
 
 
 def _print_choice(choice: ThresholdChoice) -> None:
-    from edgespec.apps.bench.commands.tables import print_figures
+    from edgespec.apps.bench.commands.report import print_figures
     from edgespec.apps.bench.rows import NONE
 
     shown = {*evenly(choice.curve, _MOST_ROWS - 1), choice.curve[-1], choice.point}

@@ -146,7 +146,7 @@ def compare_command(
     Each cell has its own process, and its raw runs are written when it ends: after Ctrl-C or a crash run the
     same command again to resume. Cells that cannot run are named with the reason and left out.
     """
-    from edgespec.apps.bench.commands.tables import write_results
+    from edgespec.apps.bench.commands.report import write_results
     from edgespec.apps.bench.compare import Comparison
     from edgespec.apps.bench.runs import names_in
     from edgespec.models.quantizations import parse_types

@@ -24,7 +24,7 @@ from edgespec.platform.machine import default_threads
 from edgespec.platform.plugins import part
 
 if TYPE_CHECKING:
-    from edgespec.llama.importance import Importance
+    from edgespec.llama.quantize import Importance
 
 
 Imatrix = Annotated[
@@ -71,7 +71,7 @@ def own_texts(
 
 def _measured(src: Path, n_threads: int) -> Importance:
     """Return the importance of the columns of `src` over texts that it writes."""
-    from edgespec.llama.importance import measure_importance
+    from edgespec.apps.forge.importance import measure_importance
 
     n_threads = n_threads or default_threads()
     with WorkDisplay() as display:
@@ -112,7 +112,7 @@ def quantize_command(  # noqa: PLR0913 - a user's options
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of paths.")] = False,
 ) -> None:
     """Make other quantizations of a model: SOURCE-TYPE.gguf for each type, or the file named by -o."""
-    from edgespec.llama.importance import read_importance
+    from edgespec.apps.forge.importance import read_importance
     from edgespec.models.quantizations import expected_bytes, parse_types
 
     types = parse_types(type_, "type")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,9 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import foreign_function, llama
 from edgespec.llama.gguf import read_gguf
 from edgespec.llama.kv_cache import create_context
+from edgespec.llama.quantize import Importance
 from edgespec.llama.weights import Model
 from edgespec.platform.files import check_file
-
-Importance = Mapping[str, npt.NDArray[np.float32]]
-"""Name of a matrix -> a number for each column; for matrices of experts those of one expert after another."""
 
 CHUNK = 512
 """Tokens that are read together, as llama.cpp's tool does."""

@@ -39,7 +39,7 @@ def doctor_command(
     retest: Annotated[bool, typer.Option("--retest", help="Test and time the kernels now.")] = False,
     json: JsonOption = False,
 ) -> int:
-    """Report the machine, the kernels in use and why, which pairs of models fit, and the weights packed.
+    """Report the machine, the kernels in use and why, and of models the weights packed.
 
     Nothing is pulled. The exit code is 0 with stock kernels too, and 1 if a MODEL cannot be loaded.
     """
@@ -75,12 +75,6 @@ def _print(report: Report, *, asked: bool) -> None:
     variant = f", its CPU backend {libraries['cpu_backend']}" if libraries["cpu_backend"] else ""
     print_line("version", f"edgespec {report['edgespec']}, {', '.join(versions)}{variant}")
     _print_kernels(report["kernels"])
-    out.print()
-    table = Table("pair", "target", "memory", "", box=None, pad_edge=False)
-    for row in report["pairs"]:
-        fits = {True: "fits", False: "too large", None: "unknown"}[row["fits"]]
-        table.add_row(row["pair"], row["target"], _size(row["needed"]), fits)
-    print_table(table)
     if not report["models"] and not asked:
         out.print()
         print_line("models", "the default pair is not here; name a model to see what of it is packed")

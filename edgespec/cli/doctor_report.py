@@ -1,11 +1,10 @@
-"""Collects the report of `edgespec doctor`: the machine, the kernels, the pairs, and the models' weights."""
+"""Collects the report of `edgespec doctor`: the machine, the kernels, and the models' weights."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -35,20 +34,13 @@ from edgespec.llama.mtp import MtpTarget, why_no_mtp
 from edgespec.llama.packed_file import PackedTensor
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import (
-    PROCESS_BYTES,
-    USUAL_CTX,
     fits_in_memory,
     fitting_tokens,
-    loaded_bytes,
-    required_bytes,
     states_bytes,
     target_rollback,
 )
 from edgespec.models.on_disk import ARCHITECTURE
-from edgespec.models.quantizations import BITS
-from edgespec.models.registry import Entry, Registry, load_registry
 from edgespec.models.resolve import resolve
-from edgespec.models.store import Store
 from edgespec.platform.machine import (
     MOST_OTHER_LOAD,
     OtherLoad,
@@ -93,7 +85,6 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
         "edgespec": version("edgespec"),
         **host,
         "energy": part("energy.source")(root, on_message=message),
-        "pairs": fitting_pairs(load_registry(), Store.default(), available),
         "kernels": _kernels(loaded),
         "models": [_model(name, path, loaded, root, available) for name, path in paths.items()],
     }
@@ -283,37 +274,3 @@ def _why(tensor: TensorInfo, matrices: Iterable[TensorInfo], packed: dict[str, P
     if any(other.type == tensor.type and other.name in packed for other in matrices):
         return f"shape {tensor.rows} x {tensor.columns}"
     return f"type {tensor.type}"
-
-
-# ---- which pairs of models fit into this machine's memory, by their files or else by models.toml ----
-
-
-def fitting_pairs(registry: Registry, store: Store, available: int | None) -> list[Report]:
-    """Return all pairs by the memory they need, unknown needs last, and whether they fit in `available`.
-
-    `needed`: bytes of both with the usual context; None if models.toml says too little.
-    """
-    rows: list[Report] = []
-    for name, pair in registry.pairs.items():
-        parts = [expected_bytes(registry.get(one), registry, store) for one in (pair.target, pair.draft)]
-        known = [n for n in parts if n is not None]
-        needed = PROCESS_BYTES + sum(known) if len(known) == len(parts) else None
-        fits = None if needed is None or available is None else needed <= available
-        rows.append(
-            {"pair": name, "target": pair.target, "draft": pair.draft, "needed": needed, "fits": fits}
-        )
-    return sorted(rows, key=lambda row: (row["needed"] is None, row["needed"] or 0))
-
-
-def expected_bytes(entry: Entry, registry: Registry, store: Store) -> int | None:
-    """Return the memory that the model takes with the usual context; None if unknown."""
-    if store.is_present(entry, registry):
-        with suppress(EdgespecError):  # a damaged file: estimate from models.toml
-            header = check_model_file(store.file(entry))
-            return required_bytes(header, min(header.n_ctx_train, USUAL_CTX))
-    size, shape = entry.size, registry.shape(entry)
-    if entry.derived and not size:
-        source = registry.get(entry.derived.base)
-        bits = BITS.get(entry.derived.type), BITS.get(source.quantization.lower())
-        size = int(source.size * bits[0] / bits[1]) if source.size and bits[0] and bits[1] else None
-    return loaded_bytes(size, shape, USUAL_CTX) if size and shape else None

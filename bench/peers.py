@@ -1,4 +1,4 @@
-r"""Runs programs other than those of edgespec/apps/bench/peers.py for bench/speed.py.
+r"""Runs programs other than those of edgespec/apps/bench/measure.py for bench/speed.py.
 
 Build llama.cpp's programs from the commit inside the pinned llama-cpp-python, so that only the program
 differs (vendor/llama.cpp of its source package; about 15 minutes on one core):
@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import Engine
-from edgespec.apps.bench.measure import BenchSettings
-from edgespec.apps.bench.peers import rendered, run_program
+from edgespec.apps.bench.measure import BenchSettings, rendered, run_program
 from edgespec.apps.bench.runs import Run
 from edgespec.apps.bench.suites import Prompt
 from edgespec.errors import EdgespecError

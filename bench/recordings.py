@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import jiwer
 
-from edgespec.apps.bench.peers import TIMEOUT_S, run_program
+from edgespec.apps.bench.measure import TIMEOUT_S, run_program
 from edgespec.apps.bench.runs import rotated
 from edgespec.apps.speech.audio import read_audio
 from edgespec.apps.speech.mel import SAMPLE_RATE

@@ -21,8 +21,7 @@ from pathlib import Path
 
 import prompts as prompt_sets
 from edgespec import Engine
-from edgespec.apps.bench.measure import BenchSettings, Peer, generate, warm_up
-from edgespec.apps.bench.peers import LlamaCpp, context_for
+from edgespec.apps.bench.measure import BenchSettings, LlamaCpp, Peer, context_for, generate, warm_up
 from edgespec.apps.bench.runs import PLAIN_VARIANT, Run, Variant, parse_variants, rotated
 from edgespec.apps.bench.suites import DEFAULT, OVERALL, Prompt
 from edgespec.apps.bench.summary import compare

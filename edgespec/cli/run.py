@@ -447,7 +447,7 @@ def _grammar_source(output: RunOutput) -> GrammarSource | None:
 def _request(
     prompt: PromptOptions, text: str, options: Options, source: GrammarSource | None, drafter: DrafterChoice
 ) -> RunRequest:
-    from edgespec.cli.served import RunRequest
+    from edgespec.cli.local_run import RunRequest
 
     bias = options.params.logit_bias.items()
     return RunRequest(

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgespec import Engine
-from edgespec.apps.bench.measure import BenchSettings
-from edgespec.apps.bench.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM, rendered
+from edgespec.apps.bench.measure import DRAFTED_PROGRAM, PLAIN_PROGRAM, BenchSettings, rendered
 from edgespec.apps.bench.suites import Prompt
 from edgespec.errors import EdgespecError
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake, option

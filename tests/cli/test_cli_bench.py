@@ -18,8 +18,7 @@ import pytest
 from command_line import COMMAND, failed, run_cli
 from edgespec.apps.bench.commands import bench as bench_room
 from edgespec.apps.bench.commands.bench_options import VariantChoice
-from edgespec.apps.bench.measure import measure
-from edgespec.apps.bench.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM
+from edgespec.apps.bench.measure import DRAFTED_PROGRAM, PLAIN_PROGRAM, measure
 from edgespec.apps.bench.runs import BenchmarkOutcome
 from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.cli import app

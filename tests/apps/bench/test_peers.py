@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.apps.bench.measure import BenchSettings
-from edgespec.apps.bench.peers import (
+from edgespec.apps.bench.measure import (
     DRAFTED_PROGRAM,
     PLAIN_PROGRAM,
+    BenchSettings,
     LlamaCpp,
     context_for,
     rendered,
@@ -215,7 +215,7 @@ def test_hanging_program_is_ended(programs: Path):
 def test_ctrl_c_ends_the_program(programs: Path, child_environment: dict[str, str]):
     fake(programs / PLAIN_PROGRAM, sleep=600)
     source = (
-        "import sys; from pathlib import Path; from edgespec.apps.bench.peers import run_program\n"
+        "import sys; from pathlib import Path; from edgespec.apps.bench.measure import run_program\n"
         "run_program([sys.argv[1]], 600)"
     )
     call = programs / f"{PLAIN_PROGRAM}.asked"
@@ -279,7 +279,7 @@ def real() -> Path:
 @pytest.mark.parametrize("template", [BOS_TEMPLATE, "{{ messages[0].content }}:"])
 def test_real_programs(real: Path, tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch):
     # With a model so tiny they often lose their log.
-    monkeypatch.setattr("edgespec.apps.bench.peers._ATTEMPTS", 50)
+    monkeypatch.setattr("edgespec.apps.bench.measure._ATTEMPTS", 50)
     target = write_tiny_gguf(tmp_path / "target.gguf", seed=1, add_bos=True, chat_template=template)
     draft = write_tiny_gguf(tmp_path / "draft.gguf", seed=2, add_bos=True, n_layer=1)
     settings = BenchSettings(variants=(), n_predict=8)

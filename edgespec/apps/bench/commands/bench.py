@@ -21,8 +21,7 @@ from edgespec.decoding.choices import DrafterName
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
-    from edgespec.apps.bench.measure import BenchSettings
-    from edgespec.apps.bench.peers import LlamaCpp
+    from edgespec.apps.bench.measure import BenchSettings, LlamaCpp
     from edgespec.apps.bench.runs import BenchmarkOutcome, Run
     from edgespec.engine.engine import Engine
     from edgespec.engine.model_choice import ChosenModels
@@ -89,7 +88,7 @@ def bench_command(
     Plain decoding and speculation take turns over each prompt, until the interval of the speed-up is tight
     or the budget is spent. Every number is explained in docs/measuring.md.
     """
-    from edgespec.apps.bench.peers import check_programs
+    from edgespec.apps.bench.measure import check_programs
     from edgespec.platform.metering import choose_meter
     from edgespec.platform.plugins import part
     from edgespec.platform.processes import SignalPipe
@@ -259,7 +258,7 @@ def _llama_cpp(
     folder: Path, engine: Engine, draft: Path | None, suite: Suite, settings: BenchSettings
 ) -> LlamaCpp:
     """Return llama.cpp's programs on the engine's target; they draft as many tokens as the variants, or 3."""
-    from edgespec.apps.bench.peers import LlamaCpp, context_for
+    from edgespec.apps.bench.measure import LlamaCpp, context_for
 
     longest = max(len(engine.prompt_tokens(prompt.text)) for prompt in suite.prompts)
     n_ctx = min(context_for(longest, settings.n_predict), engine.target.n_ctx_train)

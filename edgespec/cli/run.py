@@ -39,7 +39,8 @@ from edgespec.models.resolve import model_named
 from edgespec.platform.kept import SERVERS
 
 if TYPE_CHECKING:
-    from edgespec.cli.served import RunRequest, ServedStream
+    from edgespec.cli.local_run import RunRequest
+    from edgespec.cli.served import ServedStream
     from edgespec.decoding.choices import DrafterChoice
     from edgespec.decoding.grammars import GrammarSource
     from edgespec.decoding.options import Options, Waking

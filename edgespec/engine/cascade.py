@@ -41,7 +41,7 @@ from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.session import Session
 from edgespec.platform.kept import PROFILES, DamagedFileError, StateFile, parse_struct
 
-FORMAT = 1
+CALIBRATION_FORMAT = 1
 
 _LONGEST_STEM = 60  # characters of a model's name in a file's
 
@@ -97,11 +97,11 @@ class Calibration:
     draft: str
     choices: dict[str, ThresholdChoice] = field(default_factory=dict)
     """The choice for each signal and span, such as "margin 16"."""
-    format: int = FORMAT
+    format: int = CALIBRATION_FORMAT
 
     def with_choices(self, choices: Sequence[ThresholdChoice]) -> Calibration:
         """Return the calibration with `choices` in place of older ones of the same signal and span."""
-        return replace(self, choices={**self.choices, **{_name(c.signal, c.span): c for c in choices}})
+        return replace(self, choices={**self.choices, **{_choice_name(c.signal, c.span): c for c in choices}})
 
 
 def calibration_path(target: GGUFHeader, draft: GGUFHeader) -> Path:
@@ -113,52 +113,52 @@ def calibration_path(target: GGUFHeader, draft: GGUFHeader) -> Path:
     return PROFILES.path() / f"{names}-{digest}.calibration.json"
 
 
-def load(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
+def load_calibration(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
     """Return the stored calibration of a pair, an empty one where nothing is stored.
 
     Raises UsageError for a damaged file, having set it aside.
     """
     problems: list[str] = []
     try:
-        found = _file(target, draft, problems.append).read()
+        found = _calibration_file(target, draft, problems.append).read()
     except OSError as error:
         raise UsageError(f"{describe_os_error(error)}; give a threshold") from None
     if problems:
         raise UsageError(f"{problems[0]}; run `edgespec calibrate`, or give a threshold")
-    return found or _empty(target, draft)
+    return found or _empty_calibration(target, draft)
 
 
 def check_storable(target: GGUFHeader, draft: GGUFHeader) -> None:
-    """Raise what `store` would, before the work: UsageError for no home directory."""
-    with suppress(DamagedFileError):  # which `store` sets aside
-        _file(target, draft, silent).peek()
+    """Raise what `store_calibration` would, before the work: UsageError for no home directory."""
+    with suppress(DamagedFileError):  # which `store_calibration` sets aside
+        _calibration_file(target, draft, silent).peek()
 
 
-def store(target: GGUFHeader, draft: GGUFHeader, choices: Sequence[ThresholdChoice]) -> Path:
+def store_calibration(target: GGUFHeader, draft: GGUFHeader, choices: Sequence[ThresholdChoice]) -> Path:
     """Store `choices` with those of other signals and spans, and return the file.
 
     Raises OSError where it cannot be written.
     """
-    file = _file(target, draft, silent)
+    file = _calibration_file(target, draft, silent)
 
     def with_choices(kept: Calibration | None) -> bytes:
-        calibration = (kept or _empty(target, draft)).with_choices(choices)
+        calibration = (kept or _empty_calibration(target, draft)).with_choices(choices)
         return msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n"
 
     file.update(with_choices)
     return file.path
 
 
-def _empty(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
+def _empty_calibration(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
     return Calibration(target.fingerprint(), draft.fingerprint())
 
 
-def _file(target: GGUFHeader, draft: GGUFHeader, on_message: MessageFn) -> StateFile[Calibration]:
-    path, empty = calibration_path(target, draft), _empty(target, draft)
+def _calibration_file(target: GGUFHeader, draft: GGUFHeader, on_message: MessageFn) -> StateFile[Calibration]:
+    path, empty = calibration_path(target, draft), _empty_calibration(target, draft)
 
     def parse(data: bytes) -> Calibration:
         found = parse_struct(data, Calibration)
-        if (found.format, found.target, found.draft) != (FORMAT, empty.target, empty.draft):
+        if (found.format, found.target, found.draft) != (CALIBRATION_FORMAT, empty.target, empty.draft):
             raise DamagedFileError("of other models")
         try:
             _ = [choice.waking for choice in found.choices.values()]  # refuses what no threshold can be
@@ -174,7 +174,7 @@ def calibrated(target: GGUFHeader, draft: GGUFHeader, waking: Waking) -> Waking:
 
     Raises UsageError where none was: what to run.
     """
-    found = load(target, draft).choices.get(_name(waking.signal, waking.span))
+    found = load_calibration(target, draft).choices.get(_choice_name(waking.signal, waking.span))
     if found is None:
         raise UsageError(
             f"no threshold is known of these models for the signal {waking.signal} and the span "
@@ -183,7 +183,7 @@ def calibrated(target: GGUFHeader, draft: GGUFHeader, waking: Waking) -> Waking:
     return found.waking
 
 
-def _name(signal: Signal, span: Span) -> str:
+def _choice_name(signal: Signal, span: Span) -> str:
     return f"{signal} {span}"
 
 

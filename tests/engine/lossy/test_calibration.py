@@ -29,9 +29,9 @@ from edgespec.engine.cascade import (
     calibrated,
     calibration_path,
     check_storable,
-    load,
+    load_calibration,
     signal_of,
-    store,
+    store_calibration,
 )
 from edgespec.errors import UsageError
 from edgespec.llama.gguf_header import check_model_file
@@ -178,13 +178,13 @@ CHOICE = ThresholdChoice(
 
 
 def test_what_is_kept_is_what_a_cascade_is_told(headers):
-    assert load(*headers).choices == {}
-    file = store(*headers, [CHOICE])
+    assert load_calibration(*headers).choices == {}
+    file = store_calibration(*headers, [CHOICE])
     assert file == calibration_path(*headers)
     assert file.name.startswith("big+small-")
     assert calibrated(*headers, Waking()) == Waking("margin", 0.4, 2, 16)
     rest = replace(CHOICE, span="rest", point=replace(CHOICE.point, threshold=0.1))
-    store(*headers, [rest])
+    store_calibration(*headers, [rest])
     assert calibrated(*headers, Waking(span="rest")) == Waking("margin", 0.1, 2, "rest")
     assert calibrated(*headers, Waking()).threshold == 0.4, "the other one is still there"
     assert sorted(path.name for path in file.parent.iterdir()) == [".lock", file.name]
@@ -201,14 +201,14 @@ def test_what_is_kept_is_what_a_cascade_is_told(headers):
     ids=str,
 )
 def test_without_a_calibration_it_says_what_to_run(headers, waking, words):
-    store(*headers, [replace(CHOICE, span=5)])
+    store_calibration(*headers, [replace(CHOICE, span=5)])
     with pytest.raises(UsageError, match=rf"{words}; run `edgespec calibrate`") as found:
         calibrated(*headers, waking)
     assert "\n" not in str(found.value)
 
 
 def test_a_threshold_that_an_earlier_edgespec_chose_by_problems_still_counts(headers):
-    file = store(*headers, [CHOICE])
+    file = store_calibration(*headers, [CHOICE])
     file.write_text(file.read_text().replace('"measure": "tokens"', '"measure": "pass@1"'))
     assert calibrated(*headers, Waking()) == Waking("margin", 0.4, 2, 16)
 
@@ -227,19 +227,19 @@ def test_a_threshold_that_an_earlier_edgespec_chose_by_problems_still_counts(hea
     ids=range(7),
 )
 def test_a_damaged_file_is_one_line_and_is_replaced(headers, damage):
-    file = store(*headers, [CHOICE])
+    file = store_calibration(*headers, [CHOICE])
     file.write_text(damage(file.read_text()))
     with pytest.raises(UsageError, match="run `edgespec calibrate`") as found:
         calibrated(*headers, Waking())
     assert "\n" not in str(found.value)
     assert file.with_name(f"{file.name}.set-aside").exists()
-    assert load(*headers).choices == {}
-    store(*headers, [CHOICE])
+    assert load_calibration(*headers).choices == {}
+    store_calibration(*headers, [CHOICE])
     assert calibrated(*headers, Waking()).threshold == 0.4
 
 
 def test_a_damaged_file_is_looked_at_only(headers):
-    file = store(*headers, [CHOICE])
+    file = store_calibration(*headers, [CHOICE])
     file.write_text("damaged")
     check_storable(*headers)  # it would be set aside
     assert file.read_text() == "damaged"

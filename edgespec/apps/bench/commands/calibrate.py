@@ -66,7 +66,7 @@ def calibrate_command(
     from edgespec.apps.bench.measure import read_answers
     from edgespec.apps.bench.teacher import SIGNALS
     from edgespec.decoding.options import SPAN, Waking
-    from edgespec.engine.cascade import check_storable, store
+    from edgespec.engine.cascade import check_storable, store_calibration
     from edgespec.platform.processes import SignalPipe
 
     if not 0.0 <= aim.loss < 1.0:  # nan too
@@ -86,7 +86,7 @@ def calibrate_command(
         texts = read_answers(engine, asked, n_predict=n_predict, signals=signals, on_progress=display.show)
     choices = [_choice(texts, signal, span, aim.loss, suite.name) for signal in SIGNALS]
     try:
-        file, reason = f"{store(*headers, choices)}", ""
+        file, reason = f"{store_calibration(*headers, choices)}", ""
     except OSError as error:  # what was measured is shown before
         file, reason = "", describe_os_error(error)
     if json:

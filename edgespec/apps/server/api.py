@@ -26,7 +26,6 @@ from edgespec.apps.server.embedding_routes import (
     VECTOR_ROUTES,
     EmbeddingService,
     add_embeddings,
-    add_ollama_embeddings,
 )
 from edgespec.apps.server.json_routes import (
     NO_VECTORS,
@@ -39,7 +38,7 @@ from edgespec.apps.server.json_routes import (
 )
 from edgespec.apps.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.apps.server.names import ALIAS, RequestedModel, ServedNames
-from edgespec.apps.server.ollama_api import add_ollama
+from edgespec.apps.server.ollama_api import add_ollama, add_ollama_embeddings
 from edgespec.apps.server.openai_writer import ChatWriter, CompletionWriter, InfillWriter
 from edgespec.apps.server.page import add_page
 from edgespec.apps.server.request_fields import RequestPart

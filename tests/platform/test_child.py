@@ -179,7 +179,7 @@ def test_a_child_ends_with_its_parent(module: str, tmp_path: Path) -> None:
 
 def test_a_child_whose_parent_ended_before_it_began_ends_too() -> None:
     """As if the parent had been killed while Python started."""
-    program = "from edgespec.platform import child; child._die_with_parent({}); print('goes on')"
+    program = "from edgespec.platform import processes; processes._die_with_parent({}); print('goes on')"
     for parent, code, said in ((os.getpid(), 0, b"goes on\n"), (os.getpid() + 1, -signal.SIGKILL, b"")):
         ended = subprocess.run(
             [sys.executable, "-c", program.format(parent)], stdout=subprocess.PIPE, check=False

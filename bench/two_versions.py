@@ -42,7 +42,9 @@ def work(n_predict: int, temperature: float, n_clients: int) -> None:
             started = time.perf_counter()
             if line.strip() == "clients":
                 prompts = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(n_clients)]
-                streams = [many.stream(one, params=params, seed=1, n_predict=n_predict // 2) for one in prompts]
+                streams = [
+                    many.stream(one, params=params, seed=1, n_predict=n_predict // 2) for one in prompts
+                ]
                 while not all(stream.finished for stream in streams):
                     many.step()
                     for stream in streams:

@@ -16,7 +16,7 @@ from tiny_gguf import write_tiny_gguf
 from user_models import write_user_models
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"README.md": 1, "docs/server.md": 1, "docs/python.md": 6, "docs/structured.md": 1}
+PAGES = {"README.md": 1, "docs/server.md": 1, "docs/python.md": 5, "docs/structured.md": 1}
 """Pages, and how many examples each has at least."""
 TARGET, DRAFT = "7b.gguf", "tiny.gguf"
 """Files that the examples name."""
@@ -51,6 +51,14 @@ def test_python_examples_run(page: str, capsys: pytest.CaptureFixture[str]) -> N
             exec(compile(block, page, "exec", dont_inherit=True), {"__name__": "__main__"})
             ran += 1
     assert ran >= PAGES[page]
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.usefixtures("examples_home")
+def test_the_first_command_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^ {4}python -c '(.*)'$", page, re.M)
+    exec(compile(code, "python.md", "exec", dont_inherit=True), {})
     assert capsys.readouterr().out.strip()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from edgespec.platform.kept import EVERYTHING, Kept
 
 PAGE = Path(__file__).parents[2] / "docs" / "start.md"
-HEAD = "| | what | place | deleted by |\n|---|---|---|---|\n"
+HEAD = "| | what | place, and what else deletes it |\n|---|---|---|\n"
 
 
 ROOTS = {
@@ -27,10 +27,16 @@ def place(row: Kept) -> str:
     return row.where or ", ".join(f"`{ROOTS[row.root]}/{place.rstrip('/')}`" for place in row.places)
 
 
+def deleted_by(row: Kept) -> str:
+    """Return what deletes it, in Markdown; nothing for what the sentence before the table says."""
+    said = "`edgespec cache clear`" if row.personal else f"`edgespec cache clear {row.name}`"
+    return "" if row.deleted_by == said else f"; {row.deleted_by}"
+
+
 def table() -> str:
     """Return the table in Markdown."""
     return HEAD + "".join(
-        f"| {row.name}{', yours' if row.personal else ''} | {row.holds} | {place(row)} | {row.deleted_by} |\n"
+        f"| {row.name}{', yours' if row.personal else ''} | {row.holds} | {place(row)}{deleted_by(row)} |\n"
         for row in EVERYTHING
     )
 

@@ -70,8 +70,8 @@ def markdown(checks: Sequence[Check]) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    head, *body = (f"| {' | '.join(line)} |\n" for line in (columns, *rows))
+    return head + "|---" * len(columns) + "|\n" + "".join(body)
 
 
 def supports(checks: Sequence[Check]) -> dict[str, ArchitectureSupport]:

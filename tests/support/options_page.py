@@ -16,14 +16,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 INTRODUCTION = """\
 # Options of a generation
 
-The options of one text, and their names: in Python fields of `SamplingParams` and `Options`
-([python.md](python.md)), in the command line those of `edgespec run` and `chat`, in requests those of
-OpenAI's API and of llama-server ([server.md](server.md#the-servers-api)), in Ollama's `options`
-([Ollama](server.md#ollamas-api)).
+The options of one text, and their names in Python (fields of `SamplingParams` and `Options`), on the command
+line (`run`, `chat`), in requests to [the server](server.md#the-servers-api) and in
+[Ollama's](server.md#ollamas-api) `options`.
+
+    edgespec run --temp 0.7 --top-p 0.9 --seed 1 "Why is the sky blue?"
 
 Samplers come in llama.cpp's order: penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC,
-temperature. All are exact with any drafter: DRY reads the text before each drafted token, and the seed
-decides at which positions XTC acts, whatever is drafted.
+temperature. All are exact with any drafter.
 
 """
 FIELDS_HEADING = """
@@ -69,8 +69,11 @@ def values(option: Option) -> str:
 
 def table(heads: list[str], rows: Iterable[list[str]]) -> str:
     """Return a Markdown table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+    return line(heads) + "|---" * len(heads) + "|\n" + "".join(map(line, rows))
 
 
 def code(text: str) -> str:

@@ -77,6 +77,15 @@ def test_curl(served: Served, block: str) -> None:
         assert isinstance(json.loads(text)["yes"], bool)
 
 
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_the_first_request_of_the_servers_page(served: Served) -> None:
+    page = PAGE.with_name("server.md").read_text(encoding="utf-8")
+    (command,) = re.findall(rf"^ {{4}}(curl {ADDRESS}/v1/models)$", page, re.M)
+    command = command.replace(ADDRESS, served.url)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["data"]
+
+
 def test_configurations_name_the_address_of_the_server() -> None:
     continue_, llm = blocks("yaml")
     assert f"\n    apiBase: {ADDRESS}/v1\n" in continue_

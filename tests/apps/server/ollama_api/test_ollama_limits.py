@@ -156,8 +156,12 @@ def test_the_examples_of_the_page(served: Served, capsys: pytest.CaptureFixture[
     exec(compile(python.replace(ADDRESS, served.url), PAGE.name, "exec", dont_inherit=True), {})
     assert capsys.readouterr().out.strip()
     (bash,) = blocks("bash")
-    start, _, ask = bash.partition("\n")
-    assert start == "edgespec serve --port 11434" and ask.startswith(f"curl -sS {ADDRESS}/api/chat -d ")
+    start, _, ask = bash.replace(ADDRESS, served.url).partition("\n")
+    assert start == "edgespec serve --port 11434"
+    answer = subprocess.run(
+        ["bash", "-c", ask], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+    assert json.loads(answer.splitlines()[-1])["done"] is True
 
 
 def test_the_page_names_every_field():

@@ -117,7 +117,7 @@ MessageFn = Callable[[str], None]
 
 
 def silent(_line: str) -> None:
-    """Drop the line: nobody is to see it."""
+    """Drop the line."""
 
 
 def once(on_message: MessageFn) -> MessageFn:

@@ -5,8 +5,8 @@
 
 A toy model gives probabilities after every text over a vocabulary of few tokens. All that a drafter may draw
 and all that the target may accept is tried, so the probability of each text of a few tokens is known to the
-last digit, with the drafter and without: after short prompts, and at the end of a long text. In all of it the
-rule holds by which a text goes on without a drafter (`check_draws`).
+last digit, with the drafter and without: after short prompts, and at the end of a long text. The rule of
+`check_draws` holds throughout, by which a text continues without its drafter.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ class _Enumeration:
         return tuple(steps)
 
     def _spread(self, steps: tuple[_Step, ...], chance: float) -> None:
-        """Add the probabilities of all texts that go on after these steps."""
+        """Add the probabilities of all texts that continue after these steps."""
         text = steps[-1].text if steps else self._prompt
         if len(text) == self._length:
             self._written[text] += chance

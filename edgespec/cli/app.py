@@ -193,7 +193,7 @@ class _Root(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def _load_all(self) -> None:
-        """Load each command; say of another package's that cannot be loaded why not."""
+        """Load each command; print why a command of another package cannot be loaded."""
         for name in offered(COMMANDS):
             if name in self.commands or name in self._broken:
                 continue
@@ -249,7 +249,7 @@ _OWN_ERRORS = (EdgespecError, typer.Exit, typer.Abort, SystemExit, KeyboardInter
 
 
 def _guard(command: Any, what: str) -> None:  # noqa: ANN401 - of typer's private click
-    """Let what a command of another package raises be one line, but for errors of ours and exit codes."""
+    """Turn an error of another package's command into one line, except our errors and exit codes."""
     for one in getattr(command, "commands", {}).values():
         _guard(one, what)
     if (call := command.callback) is None:
@@ -391,7 +391,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _tell_ignored(ignored: sys.UnraisableHookArgs) -> None:
-    """Say in one line what Python ignores, such as an error in a plug-in's `__del__`."""
+    """Print one line about an error that Python ignores, such as one in a plug-in's `__del__`."""
     if error := ignored.exc_value:
         what = getattr(ignored.object, "__qualname__", "") or ignored.err_msg or "code that nobody waits for"
         message(traced(f"{what} failed: {describe(error, lambda: ignored.object)}", error))

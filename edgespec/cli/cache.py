@@ -136,7 +136,7 @@ def clear_command(
 
 
 def first_failure(actions: Iterable[Callable[[], None]]) -> EdgespecError | None:
-    """Run all actions, also after one that fails, such as on what is in use; return the first error."""
+    """Run all actions, also after one that fails, for example on a file in use; return the first error."""
     failed = None
     for action in actions:
         try:
@@ -172,7 +172,7 @@ def _agreed(what: str) -> bool:
 
 
 class Deletion(NamedTuple):
-    """How a row of `cache list` is deleted: the question to ask, and the function that does it."""
+    """How a row of `cache info` is deleted: the question to ask, and the function that does it."""
 
     what: str
     """The files in words, for the question."""
@@ -191,7 +191,7 @@ def _deletion(row: Kept, *, whole: bool) -> Deletion | None:
 
 
 def delete_files(row: Kept) -> None:
-    """Delete the files of a row, and say so. Raises EdgespecError for one that cannot be deleted."""
+    """Delete the files of a row, and print that. Raises EdgespecError for one that cannot be deleted."""
     n_bytes = row.bytes()
     try:
         for file in list(row.files()):
@@ -267,7 +267,7 @@ def import_files(paths: Sequence[Path], target: str | None) -> None:
     stored: Counter[str] = Counter()
 
     def store() -> None:
-        """Store what waits; if interrupted, it can be called again: nothing is stored twice."""
+        """Store the waiting texts; after an interruption it can be called again: nothing is stored twice."""
         new = history.extend(waiting) if waiting else HistoryUpdate(0, 0, 0)
         waiting.clear()
         if new is None:

@@ -166,7 +166,7 @@ def _options(drafting: DraftingOptions, length: ChatLength, sampling: Sampling) 
 
 
 def _type(chat: Chat, *, cache: bool) -> None:
-    """Answer what is typed in a terminal."""
+    """Answer the lines typed in a terminal."""
     from edgespec.cli.chat_lines import (  # takes 0.1 s to import
         COMMANDS,
         LineEditor,
@@ -210,7 +210,7 @@ def _pipe(chat: Chat) -> int:
 def _context(engine: Engine) -> int:
     """Return the most tokens of context that the target was trained for and that fit in memory.
 
-    Over nodes: what they were asked to have room for.
+    With nodes: the tokens that they were asked to have room for.
     """
     if engine.n_ctx_shared is not None:
         return engine.n_ctx_shared

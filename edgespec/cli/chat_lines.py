@@ -195,7 +195,7 @@ class Chat:
         n_ctx: int,
         last: LastConversation | None = None,
     ) -> None:
-        """Go on with `conversation` in at most `n_ctx` tokens of context; `last`: where it is kept."""
+        """Continue `conversation` in at most `n_ctx` tokens of context; `last`: where it is kept."""
         self.conversation = conversation
         self.ended = False
         """Whether the user asked to leave."""
@@ -291,7 +291,7 @@ class Chat:
             message(f"cut after {n}{self._reason(most, len(tokens))}")
 
     def _keep(self, keep: Callable[[ChatAnswer], None], stream: Stream, writer: TextWriter | None) -> bool:
-        """Keep what `stream` wrote; return whether it wrote anything."""
+        """Keep the answer that `stream` wrote; return whether it wrote anything."""
         stream.close()
         result = stream.result
         if not result.token_ids and result.stop_reason != "eog":
@@ -333,7 +333,7 @@ class Chat:
                 self.conversation.add(last)
 
     def more(self, _argument: str) -> None:
-        """Go on with the last answer, which was cut."""
+        """Continue the last answer, which was cut."""
         model, conversation = self._engine.target, self.conversation
         n_left_out = conversation.n_left_out
         tokens = conversation.continued(self._prompts)
@@ -353,7 +353,7 @@ class Chat:
         message(f"{n} saved to {printable(str(path))} ({size})")
 
     def load(self, file: str) -> None:
-        """Go on with a saved conversation instead of this one."""
+        """Continue a saved conversation instead of this one."""
         path = expand_user(file)
         self.conversation = Conversation.load(path)
         n = _count(len(self.conversation.exchanges), "exchange")

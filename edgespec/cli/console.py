@@ -54,7 +54,7 @@ class WordWrap:
         self._goes_on = False  # the word, which is longer than a line and was begun
 
     def feed(self, text: str) -> str:
-        """Return what can be written by now: all but the last word, which may go on up to a line's length."""
+        """Return what can be written by now: all but the last word, which may grow up to a line's length."""
         written = ""
         for char in text:
             is_wide = cell_len(char) == 2 or (self._word != "" and cell_len(self._word[-1]) == 2)
@@ -103,7 +103,7 @@ def wrapped(text: str, width: int, indent: int | None = None) -> str:
 
 
 class OpenLine:
-    """The line of text on stdout, if it goes on: what comes for stderr meanwhile waits for its end."""
+    """The unfinished line of text on stdout: what comes for stderr meanwhile waits for its end."""
 
     is_open = False
     _waiting: ClassVar[list[Callable[[], None]]] = []
@@ -122,7 +122,7 @@ class OpenLine:
 
     @classmethod
     def cut(cls) -> None:
-        """End the line if it goes on, since nothing more comes."""
+        """End the line if it is unfinished, since nothing more comes."""
         if cls.is_open:
             sys.stdout.write("\n")
             sys.stdout.flush()
@@ -218,7 +218,7 @@ _OPTIONS = {"n_ctx": "--ctx", "n_threads": "--threads", "states": "--state-dir"}
 
 
 def option_of(field: str) -> str:
-    """Return the option that sets `field`, an argument's name in Python; other texts stay unchanged."""
+    """Return the option that sets `field`, an argument's name in Python; any other text as it is."""
     from edgespec.decoding.sampling import TABLE
 
     if not field.isidentifier():

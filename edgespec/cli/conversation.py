@@ -141,7 +141,7 @@ class Conversation:
         return tokens
 
     def continued(self, settings: PromptSettings) -> list[int]:
-        """Return the tokens of the prompt that goes on with the last answer.
+        """Return the tokens of the prompt that continues the last answer.
 
         Raises UsageError if there is none that was cut, EdgespecError as `prompt`.
         """
@@ -255,7 +255,7 @@ class Conversation:
 
 
 class LastConversation:
-    """The file of the last conversation with a model, which `chat --continue` goes on with.
+    """The file of the last conversation with a model, which `chat --continue` continues.
 
     It has the tokens that answers were written in, so that the prompt begins as the state on disk does.
     """

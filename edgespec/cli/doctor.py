@@ -91,7 +91,7 @@ def _print(report: Report, *, asked: bool) -> None:
 
 
 def _print_machine(report: Report) -> None:
-    """Print what is known of the machine; leave out what it does not have."""
+    """Print the facts of the machine, without those that it lacks."""
     if report["model"]:
         revision = f", revision {report['revision']}" if report["revision"] else ""
         print_line("board", f"{report['model']}{revision}, {report['processors']} processors")

@@ -52,7 +52,7 @@ C = TypeVar("C", bound=Callable[..., object])
 
 
 def listed(name: str, *names: str, panel: str | None = None) -> Any:  # noqa: ANN401 - as of typer.Option
-    """Return typer's description of an option of the table; `names`: its own, if there are several."""
+    """Return typer's description of an option of the table; `names`: instead of the row's."""
     row = TABLE[name]
     return typer.Option(
         *(names or (row.command_name(name),)),
@@ -67,7 +67,7 @@ def listed(name: str, *names: str, panel: str | None = None) -> Any:  # noqa: AN
 def option_group(panel: str = "") -> Callable[[type[G]], type[G]]:
     """Return a decorator that makes a group of a class: a frozen dataclass.
 
-    Its own options stand in `panel` of `--help`, but for those that name another.
+    Its own options stand in `panel` of `--help`, except those that name another.
     """
 
     def group(cls: type[G]) -> type[G]:
@@ -86,7 +86,7 @@ def option_group(panel: str = "") -> Callable[[type[G]], type[G]]:
 
 
 def shown(panel: str, example: str) -> Callable[[C], C]:
-    """Return a decorator for a command: its panel in `edgespec --help`, and the example of its own."""
+    """Return a decorator for a command: its panel in `edgespec --help`, and its own example."""
 
     def mark(command: C) -> C:
         vars(command).update(panel=panel, example=example)

@@ -56,7 +56,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     special: bool | None = None
     """`parse_special` of `Engine.prompt_tokens`."""
     params: dict[str, object] = {}
-    """Fields of SamplingParams, but for the biases."""
+    """Fields of SamplingParams, without the biases."""
     logit_bias: dict[int, float | None] = {}
     """None: minus infinity, which JSON lacks."""
     seed: int | None = None

@@ -259,7 +259,7 @@ def pull_command(
     ],
     json: JsonOption = False,
 ) -> None:
-    """Download models, or make those derived from others. A stopped pull goes on where it was."""
+    """Download models, or make those derived from others. A stopped pull is resumed."""
     registry, store = load_registry(), Store.default()
     wanted = {entry.name: entry for name in names for entry in Puller(registry, store).expand(name)}
     files = pull_shown(list(wanted.values()))

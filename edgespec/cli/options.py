@@ -164,7 +164,7 @@ class ModelChoice:
     ) -> ChosenModels:
         """Choose target and draft by `choose_refs`; check all that can be before they are pulled.
 
-        Raises UsageError for addresses of nodes and a chat template that cannot be.
+        Raises UsageError for invalid addresses of nodes and an invalid chat template.
         """
         _ = compute.rpc_addresses
         with err.status("looking for its draft"):  # a file may have to be hashed

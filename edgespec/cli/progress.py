@@ -61,7 +61,7 @@ class ProgressDisplay:
     """Bars in a terminal, which subclasses move; elsewhere they print lines. A context manager."""
 
     def __init__(self, *columns: ProgressColumn, transient: bool = True, per_second: float = 2) -> None:
-        """Draw a bar's `columns`, so often: drawing slows down what is being measured."""
+        """Draw a bar's `columns`, `per_second` times a second: drawing costs time that is being measured."""
         self.bars = Bars(*columns, console=err, transient=transient, refresh_per_second=per_second)
 
     def __enter__(self) -> Self:
@@ -134,7 +134,7 @@ def columns(width: int | None = 40) -> tuple[ProgressColumn, ...]:
 
 
 class PullDisplay(ProgressDisplay):
-    """Shows how far a pull is: inside a `with`, give it this `on_progress` and `on_message`.
+    """Shows the progress of a pull: inside a `with`, pass its `on_progress` and `on_message` to the pull.
 
     `expected` are the sizes in bytes of the files to come, where known; for more than one file there is also
     a bar for all of them. `show` gives other work its own row.

@@ -112,7 +112,7 @@ def shown_while_read(stream: ReadStream, *, hides_text: bool = False) -> Iterato
 
 
 class StreamDisplay:
-    """A bar that shows how far a prompt is read, if that takes long, and what is written then.
+    """A bar that shows how far a long prompt is read, and then how much is written.
 
     A context manager; its own thread draws, since this one is inside the passes of the model.
     """
@@ -253,7 +253,7 @@ _FEW = 4
 
 
 def said_prompt(result: Result) -> str:
-    """Say how many tokens of the prompt were read, in what time, and how many the cache had."""
+    """Return how many tokens of the prompt were read, in what time, and how many the cache had."""
     stats, n_cached = result.stats, result.n_cached
     seconds = stats.total_s if stats.ttft_s is None else stats.ttft_s
     counted = f"{result.prompt_tokens - n_cached:,} tokens" if result.prompt_tokens else "not counted"
@@ -262,7 +262,7 @@ def said_prompt(result: Result) -> str:
 
 
 def said_text(result: Result) -> str:
-    """Say how many tokens were written after the prompt was read, in what time, and how fast."""
+    """Return how many tokens were written after the prompt was read, in what time, and how fast."""
     stats, n_tokens = result.stats, len(result.token_ids)
     if stats.ttft_s is None:
         return f"{n_tokens:,} tokens"
@@ -272,9 +272,9 @@ def said_text(result: Result) -> str:
 
 
 def said_drafts(result: Result) -> str:
-    """Say how many drafted tokens were accepted and where they came from, or why nothing was drafted.
+    """Return how many drafted tokens were accepted and where they came from, or why nothing was drafted.
 
-    Nothing of a short text, or where nothing was to be drafted.
+    "" for a short text, or if nothing was to be drafted.
     """
     if len(result.token_ids) <= _FEW:
         return ""
@@ -282,7 +282,7 @@ def said_drafts(result: Result) -> str:
 
 
 def said_accepted(sources: Mapping[str, tuple[int, int]]) -> str:
-    """Say how many tokens were drafted and accepted, and how many from each source."""
+    """Return how many tokens were drafted and accepted, and how many from each source."""
     n_drafted, n_accepted = map(sum, zip(*sources.values(), strict=True))
     origins = [f"{n:,} {FROM.get(name, f'from {name}')}" for name, (_, n) in sources.items() if n]
     return ", ".join([f"{n_accepted:,} of {n_drafted:,} accepted", *origins])
@@ -352,7 +352,7 @@ def _ending(result: Result, n_ctx_train: int) -> str:
 
 
 def full_context(n_ctx: int, n_ctx_train: int) -> str:
-    """Say that a context of `n_ctx` tokens is full, and what to do."""
+    """Return a sentence: a context of `n_ctx` tokens is full, and what to do."""
     larger = min(2 * n_ctx, n_ctx_train)
     full = f"the context of {n_ctx:,} is full"
     return (

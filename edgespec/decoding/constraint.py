@@ -24,13 +24,13 @@ Path = Sequence[int]
 
 
 class Matcher(Protocol):
-    """A position in a grammar that moves on token by token, and back."""
+    """A position in a grammar, which advances token by token, and goes back."""
 
     def mask(self, out: Words) -> None:
         """Set bit `token % 32` of word `token // 32` where a token may come next, clear the others."""
 
     def consume(self, token: int) -> None:
-        """Move on by `token`, which must be allowed."""
+        """Advance by `token`, which must be allowed."""
 
     def rollback(self, n: int) -> None:
         """Take the last `n` tokens back."""
@@ -157,7 +157,7 @@ class Constraint(Closing):
         return tokens[: self.fitting(path, tokens)]
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Move on by `tokens`, which were emitted."""
+        """Advance by `tokens`, which were emitted."""
         if tokens:
             self._ended = not self._go(tokens) or self._is_eog(tokens[-1])
         self._at = []

@@ -38,13 +38,13 @@ class DraftOutcome:
     emitted: Sequence[int]
     """The accepted tokens and the target's own after them."""
     n_pending: int
-    """Tokens that the target's next pass has in any case: the last one, and what its cache lacks before."""
+    """Tokens always in the target's next pass: the last one, and those before it that its cache lacks."""
     n_evaluated: int
     """Tokens in the target's pass, those of other texts among them."""
     verify_s: float
     """The target's pass alone, in seconds."""
     judged: Sequence[tuple[int, float, float]] = ()
-    """(node, p, q) of those that were judged, where the rule computes them: nodes below the root and below
+    """(node, p, q) of those that were tested, if the rule computes them: nodes below the root and below
     accepted ones, up to the accepted one among siblings."""
     rows: Rows | None = None
     """The target's logits after the sequence and after each node, which the target's next pass overwrites."""
@@ -82,4 +82,4 @@ class Drafter(Protocol):
         """Return the tokens a second that plain decoding is expected to make now; None: not known."""
 
     def note(self) -> str:
-        """Say in one sentence what was drafted, or why nothing was."""
+        """Return a sentence about what was drafted, or why nothing was."""

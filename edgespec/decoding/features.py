@@ -1,4 +1,4 @@
-"""The target's hidden states along one sequence: what a draft head goes on from."""
+"""The target's hidden states along one sequence, from which a draft head continues."""
 
 from __future__ import annotations
 
@@ -54,5 +54,8 @@ class TargetFeatures:
         self._tokens += tokens
 
     def rows(self, start: int, stop: int) -> Features:
-        """Return those at indices `start` .. `stop` - 1, all known: a view, valid until the next `put`."""
+        """Return the states at indices `start` .. `stop` - 1, all known, shape (stop - start, n_embd).
+
+        A view, valid until the next `put`.
+        """
         return self._rows[start - self.first : stop - self.first]

@@ -67,7 +67,7 @@ from edgespec.platform.metering import Phase
 
 
 Judged: TypeAlias = list[tuple[int, float, float]]
-"""(node, p, q) of the nodes that were judged; none by the match rule, which computes no probability."""
+"""(node, p, q) of the nodes that were tested; none by the match rule, which computes no probability."""
 
 
 class Verifier:
@@ -90,7 +90,7 @@ class Verifier:
         self._constraint = constraint
 
     def verify(self, tree: Lowered, rows: Rows) -> tuple[list[int], int, Judged]:
-        """Return the kept nodes, root to leaf, the token that follows them, and what was judged.
+        """Return the kept nodes, root to leaf, the token that follows them, and the tested nodes.
 
         `rows` are the target's logits, shape (n_nodes + 1, n_vocab). Without nodes a token is sampled.
         """
@@ -144,9 +144,9 @@ def matching(
     *,
     lenience: float = 1.0,
 ) -> int | None:
-    """Return which of the `drafted` tokens of one position is kept, as an index; None: none is.
+    """Return the index of the one of `drafted`, tokens of one position, that is kept; None: none is.
 
-    `token` is what the target sampled there: it goes before all others. With a `lenience` below 1, at
+    `token` is what the target sampled there: it is preferred to all others. With a `lenience` below 1, at
     temperature 0, the likeliest of the others may be kept. `adjusted` returns the target's logits of tokens
     after bias and penalties, so that a forbidden token never is.
     """
@@ -168,13 +168,13 @@ _SCORED = 32  # tokens of a prompt whose logits one pass gives: as many as a dra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The task of a loop: the options, and what was decided where they leave it open."""
+    """The task of a loop: the options, and the decisions that they leave open."""
 
     options: Options
     rule: Rule
     coins: Coins
     constraint: Constraint | None = None
-    """The options' grammar as a constraint of this text alone; the loop closes it at the end."""
+    """The options' grammar as a constraint of only this text; the loop closes it at the end."""
 
 
 def unmarked(_phase: Phase) -> None:
@@ -218,7 +218,7 @@ class Loop(ABC):
 
     @abstractmethod
     def take(self, result: ForwardResult) -> Emitted | Step | None:
-        """Go on with what the pass gave; return what was written, None if only something was read."""
+        """Process the result of the pass; return the tokens written, None if it only read."""
 
     @abstractmethod
     def close(self) -> None:
@@ -239,7 +239,7 @@ class Loop(ABC):
 
     @abstractmethod
     def note(self) -> str:
-        """Say in one sentence what was drafted or left to the small model, and why; "" if nothing was."""
+        """Return a sentence about what was drafted or left to the small model, and why; "" if nothing was."""
 
     def events(self) -> Iterator[Emitted | Step]:
         """Run by itself, to the end or until it is closed."""
@@ -364,7 +364,7 @@ class Generation(Loop):
         return self.drafter.plain_rate() if self.drafter else None
 
     def note(self) -> str:
-        """Say in one sentence what was drafted, or why nothing was; "" if nothing was to be drafted."""
+        """Return a sentence about what was drafted, or why nothing was; "" if nothing was to be drafted."""
         if self.drafter is None:
             options = self._task.options
             is_asked = options.drafter != "none" and options.gamma != 0 and not options.prompt_logprobs
@@ -382,7 +382,7 @@ class Generation(Loop):
 
     @property
     def _goal(self) -> tuple[int, int]:
-        """The tokens of the text after which it goes on, and of how many of them the logits are wanted."""
+        """The tokens to read before it continues, and the number of them whose logits are wanted."""
         if self.is_writing or not self._task.options.prompt_logprobs:
             return len(self.tokens), 1
         n_scored = self.n_known + len(self.prompt_logprobs)
@@ -391,7 +391,7 @@ class Generation(Loop):
 
     @property
     def n_pending(self) -> int:
-        """Tokens of the text that must be evaluated before it goes on."""
+        """Tokens of the text that must be evaluated before it continues."""
         return self._goal[0] - self.session.n_past
 
     @property
@@ -502,7 +502,7 @@ class Generation(Loop):
     # ---- what the pass gave ----
 
     def take(self, result: ForwardResult) -> Emitted | Step | None:
-        """Go on with what the pass gave; return what was written, None if only something was read."""
+        """Process the result of the pass; return the tokens written, None if it only read."""
         part, self._part = self._part, None
         assert part, "ask comes first"  # noqa: S101
         with self._blamed:
@@ -516,7 +516,7 @@ class Generation(Loop):
             return self._end_prompt(result.rows[-1:]) if n_past == self.n_prompt else None
 
     def _score_prompt(self, start: int, rows: Rows) -> None:
-        """Note what the target says of the prompt's tokens after index `start`."""
+        """Record the target's logprobs of the prompt's tokens after index `start`."""
         following = self.tokens[start + 1 : start + 1 + len(rows)]
         self.prompt_logprobs += self._logprobs(rows[: len(following)], following, n=0)
 
@@ -577,7 +577,7 @@ class Generation(Loop):
     def _keep_states_of_step(
         self, states: Features | None, n_pending: int, n_past: int, path: Sequence[int]
     ) -> None:
-        """Keep those of a step's pass: of the tokens read in any case, and of the drafted ones on `path`."""
+        """Keep those of a step's pass: of the tokens always read, and of the drafted ones on `path`."""
         if self._features is None:
             return
         if states is None:  # the kernels do not run all of this model: they are asked for otherwise

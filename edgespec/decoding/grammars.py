@@ -47,7 +47,7 @@ _SET_OPERATORS = {"&&": r"&\x26", "~~": r"~\x7E", "--": r"-\x2D"}  # which a reg
 def to_lark(text: str) -> str:
     """Return the Lark grammar of `text`; its rule "root" becomes "start".
 
-    Raises UsageError, without the name of a file, for what is no GBNF.
+    Raises UsageError, without the name of a file, for invalid GBNF.
     """
     plain = _PART.sub(lambda part: "" if part["comment"] else '""' if part["string"] else part[0], text)
     rules = Counter(_RULE.findall(plain))
@@ -105,7 +105,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A grammar as llguidance compiles it. The constructors below raise UsageError for what is none."""
+    """A grammar as llguidance compiles it. The constructors below raise UsageError for an invalid one."""
 
     compiled: str
     name: str
@@ -138,7 +138,7 @@ class GrammarSource:
 
     @classmethod
     def choice(cls, texts: Sequence[str], name: str) -> GrammarSource:
-        """Take the texts of which one is to be written."""
+        """Take a list of texts; the answer is one of them."""
         if not texts or not all(texts):
             raise UsageError("needs at least one text, and none that is empty", field=name)
         return cls.lark("start: " + " | ".join(json.dumps(text) for text in texts), name)
@@ -332,7 +332,7 @@ class Grammar:
         """Take a source that was read, or text in llama.cpp's GBNF, which must match the rule "root".
 
         The model's vocabulary is prepared in another thread. Raises UsageError, whose field is `name`, for
-        what is no grammar.
+        an invalid grammar.
         """
         self.source = GrammarSource.gbnf(source, name) if isinstance(source, str) else source
         self.name = self.source.name
@@ -391,7 +391,7 @@ class Grammar:
         )
 
     def matcher(self) -> LibraryMatcher:
-        """Return a position at its beginning. Raises UsageError for a grammar that is none."""
+        """Return a position at its beginning. Raises UsageError for an invalid grammar."""
         return LibraryMatcher(self._start.deep_copy(), self.name)
 
     @cached_property
@@ -418,7 +418,7 @@ class LibraryMatcher:
         self._check()
 
     def consume(self, token: int) -> None:
-        """Move on by `token`, which must be allowed."""
+        """Advance by `token`, which must be allowed."""
         self._matcher.consume_token(token)
         self._check()
 

@@ -55,17 +55,17 @@ KEYWORDS = {word: line.split()[:2] for line in _TABLE.splitlines() for word in l
 
 
 def kind_of(key: str) -> str:
-    """Return what becomes of a keyword; "" where it is none."""
+    """Return the treatment of a keyword, such as enforced; "" if it is no keyword."""
     return KEYWORDS.get(key, ("", ""))[0]
 
 
 def form_of(key: str) -> str:
-    """Return the form of a keyword's value; "" where it is none."""
+    """Return the form of a keyword's value; "" if it is no keyword."""
     return KEYWORDS.get(key, ("", ""))[1]
 
 
 def schemas(root: Any) -> Iterator[Schema]:  # noqa: ANN401 - JSON
-    """Yield each schema in `root` once, also where only references lead."""
+    """Yield each schema in `root` once, also those that only references reach."""
     waiting, seen = [root], set[int]()
     while waiting:
         schema = waiting.pop()

@@ -92,7 +92,7 @@ def option(
     limits: tuple[float, float] | None = None,
     **columns: Any,  # noqa: ANN401 - others of `Option`
 ) -> Any:  # noqa: ANN401 - as of `field`
-    """Return the field of a dataclass that is an option: its default, or what makes it, help and bounds."""
+    """Return the dataclass field of an option: its default (or factory), help and bounds."""
     row = Option(help=text, limits=limits, whole=isinstance(value, int), **columns)
     made: dict[str, Any] = {"default_factory" if value is dict else "default": value}
     return field(**made, metadata={"option": row})

@@ -100,7 +100,7 @@ class Options:
     grammar: Grammar | None = None
     """The grammar that the text must match (docs/structured.md)."""
     n_logprobs: int | None = None
-    """Give each token the logarithm of its unfiltered probability under the target, and those of so many
+    """Give each token the logarithm of its unfiltered probability under the target, and those of that many
     likeliest tokens; None: no logarithms."""
     prompt_logprobs: bool = False
     """Give the prompt's tokens such logarithms too, `n_logprobs` of them; nothing is drafted then, and

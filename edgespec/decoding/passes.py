@@ -165,7 +165,7 @@ def cut(tree: Tree, cost: Sequence[float], rate: float, room: int, again: float 
     `cost` tells of is not made. With `rate` the tokens that a unit of cost brings now, the gain is the sum of
     the paths less `rate * (cost[n + 1] - cost[1])`. An accepted node beside the trunk is evaluated again with
     the next pass, which takes `again` of its token. Of equals the smallest is kept. The pinned nodes are
-    kept in any case: that there is room for them is the caller's duty.
+    always kept: the caller has to see that there is room for them.
     """
     reach = _reach(tree)
     if again:

@@ -137,7 +137,7 @@ class Stats:
     alpha: float | None
     """Accepted over tested, tested counting up to and with the first rejection of each step."""
     draft_acceptance_rate: float | None
-    """Accepted over drafted: lower than alpha, since drafts after a rejection are lost unjudged, and of
+    """Accepted over drafted: lower than alpha, since drafts after a rejection are lost untested, and of
     siblings at most one is accepted."""
     n_drafted: int
     n_accepted: int
@@ -274,7 +274,7 @@ class Result:
     end_token: Token | None = None
     """The end-of-generation token that ended the text, where logprobs were asked for."""
     target_share: float = 1.0
-    """Share of the emitted tokens that the target wrote or judged; 1 where there are none."""
+    """Share of the emitted tokens that the target wrote or verified; 1 if there are none."""
 
     @property
     def times_plain(self) -> float | None:

@@ -61,7 +61,7 @@ class SequenceTokens:
     branches: Branches | None = None
     """The tree, where it is not a chain."""
     leaves: Sequence[int] = ()
-    """Spare sequences of the tree's leaves, but for the trunk's."""
+    """Spare sequences of the tree's leaves, without the trunk's."""
 
     @property
     def n_drafted(self) -> int:
@@ -196,7 +196,7 @@ class Forward(SequenceTokens):
     __slots__ = ("finish", "session")
 
     finish: Callable[[ForwardResult], ForwardResult]
-    """Returns what a draft model makes of the result, and takes note of the pass; set in its passes alone."""
+    """Returns what a draft model makes of the result, and takes note of the pass; set only in its passes."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class Forward(SequenceTokens):
 def forward_together(parts: Sequence[Forward]) -> list[ForwardResult | Exception]:
     """Make one pass of a cache for all `parts`, which fit in one; return a result for each.
 
-    Where it fails make one for each; an error stands in the place of the result of one that fails again.
+    If it fails, make one for each; the result of one that fails again is the error.
     """
     try:
         return [*parts[0].session.cache.forward(parts)]
@@ -245,7 +245,7 @@ def forward_together(parts: Sequence[Forward]) -> list[ForwardResult | Exception
 
 
 def is_one_pass(parts: Sequence[Forward]) -> bool:
-    """Whether the library makes one pass of these; with states each must have as many tokens."""
+    """Whether one pass of the library can do these; of models with states, all need as many tokens."""
     return not parts[0].session.model.keeps_state or len({len(part.tokens) for part in parts}) == 1
 
 

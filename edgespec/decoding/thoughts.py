@@ -96,7 +96,7 @@ class ThoughtMatcher:
                 out[token >> 5] = bit
 
     def consume(self, token: int) -> None:
-        """Move on by `token`, of a thought or of the answer."""
+        """Advance by `token`, of a thought or of the answer."""
         if self._inner:
             self._inner.consume(token)
         self._states.append(self._after(self._states[-1], token))
@@ -164,11 +164,11 @@ class ThoughtConstraint(Constraint):
 
     @property
     def may_force(self) -> bool:
-        """Whether a token of the next draft may be forced, by what was emitted alone."""
+        """Whether a token of the next draft may be forced, judging only by what was emitted."""
         return self._may_force
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Move on by `tokens`, which were emitted."""
+        """Advance by `tokens`, which were emitted."""
         super().advance(tokens)
         if self._thoughts and not self._has_grammar:
             self._may_force = self._thoughts.n_free <= MAX_GAMMA

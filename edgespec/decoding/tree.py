@@ -48,7 +48,7 @@ Tree = tuple[TreeNode, ...]
 
 
 class Lowered(NamedTuple):
-    """A tree as the target's batch and the verifier read it: an int32 for each node, as in Node."""
+    """A tree as the target's batch and the verifier read it: an int32 for each node, as in TreeNode."""
 
     tokens: array[int]
     parents: array[int]
@@ -67,7 +67,7 @@ class Lowered(NamedTuple):
         return paths
 
     def depth(self, path: Sequence[int]) -> int:
-        """Return how many positions were drafted beside the accepted `path` of nodes.
+        """Return how many positions were drafted along the accepted `path` of nodes.
 
         len(path) if no node follows it, so that the draft ended there; else the depth of the tree.
         """

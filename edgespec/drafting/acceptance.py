@@ -32,7 +32,7 @@ class AcceptanceTable:
     """Probability that a token is accepted, by its depth and its bucket, learned from outcomes.
 
     A cell is a decaying count. One with few outcomes is completed by its bucket over all depths, and that by
-    a first guess, so that a few outcomes already say something everywhere.
+    a first guess, so that a few outcomes already improve all estimates.
     """
 
     _COUNTS = 5.0  # outcomes that what completes a cell counts for in it
@@ -92,7 +92,7 @@ class AcceptanceTable:
         return (self._hits[row][bucket] + self._COUNTS * guess) / (self._tested[row][bucket] + self._COUNTS)
 
     def learn(self, depth: int, bucket: int, outcome: float) -> None:
-        """Count one judged token; `outcome` is 1, 0, or the probability with which it was accepted."""
+        """Count one tested token; `outcome` is 1, 0, or the probability with which it was accepted."""
         self.n_learned += 1
         for row, column in ((_ROW_OF[depth], bucket), (N_DEPTHS, 0 if self._alike else bucket)):
             hits, tested, recent = self._hits[row], self._tested[row], self._recent[row]
@@ -118,7 +118,7 @@ class AcceptanceTable:
         }
 
     def restore(self, stored: Any) -> None:  # noqa: ANN401 - whatever a file holds
-        """Take up counts that `as_json` gave; anything else is left alone."""
+        """Restore counts from `as_json`; ignore anything else."""
         if not isinstance(stored, Mapping):
             return
         usual = stored.get("usual")
@@ -144,7 +144,7 @@ def _is_grid(value: Any) -> bool:  # noqa: ANN401
 class AcceptanceTables:
     """Which share of a source's tokens the target accepts: a table for each kind, learned each step.
 
-    Only judged tokens count: nobody knows whether those after the first rejection would have been accepted.
+    Only tested tokens count: whether those after the first rejection would have been accepted is unknown.
     So a cell at depth d holds the acceptance *given* that the d tokens before it were accepted. The bucket is
     that of a probability:
 
@@ -191,7 +191,7 @@ class AcceptanceTables:
         self.suffix.learn(depth, bucket, right)
 
     def take(self, text: AcceptanceTables) -> None:
-        """Take up the tables that learned anything in the `text` that they were copied for."""
+        """Keep the tables of `text` that learned anything."""
         for name, table in text._tables().items():
             if table.n_learned:
                 setattr(self, name, table)
@@ -201,6 +201,6 @@ class AcceptanceTables:
         return {name: table.as_json() for name, table in self._tables().items()}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
-        """Take up the counts that `as_json` gave; anything else is left alone."""
+        """Restore counts from `as_json`; ignore anything else."""
         for name, table in self._tables().items():
             table.restore(stored.get(name))

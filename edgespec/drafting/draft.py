@@ -175,7 +175,7 @@ class Draft(Closing):
 
 
 class NoDraft(Draft):
-    """No draft model: the suffix store alone drafts."""
+    """No draft model: only the suffix store drafts."""
 
     def __init__(self, target_name: str, reason: str = "") -> None:
         """`reason`: why the head in the target's file does not draft, if there is one."""
@@ -262,13 +262,13 @@ class TranslatedDraft(Draft):
         return TranslatedModel(sequences.begin([0]), self.target, self._map)
 
 
-# ---- heads: blocks that go on from the target's hidden states ----
+# ---- heads: blocks that continue from the target's hidden states ----
 
 
 # ---- a draft head that drafts a block of tokens in one pass, in the place of a draft model ----
 
 
-_FIRST, _FURTHER = 2, 1  # what `costs.of_blocks` has as n for the pass of a draft, and for what it gave
+_FIRST, _FURTHER = 2, 1  # the n in `block_curve` of the pass of a draft, and of one more of its tokens
 
 
 class BlockModel(WindowedModel):
@@ -600,9 +600,9 @@ _PUBLISHED: dict[str, type[_PublishedDraft]] = {EAGLE: EagleDraft, DFLASH: Block
 
 
 def find_draft(search: DraftSearch, draft: ModelRef | None, drafter: DrafterChoice) -> Draft:
-    """Return the draft that `draft` and the files' headers say; missing files are pulled.
+    """Return the draft, of the kind that `draft` and the files' headers determine; pull missing files.
 
-    Where no draft is named and the target has none, `search` looks for one on this disk. `drafter`: what the
+    If no draft is named and the target has none, `search` looks for one on this disk. `drafter`: what the
     user chose. Raises UsageError or EdgespecError if the draft cannot be had, or is made for another target.
     """
     target_name, target = search.target_name, search.target

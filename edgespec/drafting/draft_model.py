@@ -46,7 +46,7 @@ class DraftModel:
 
     Its cache is trimmed to what was accepted and nothing is evaluated twice: tokens it has not read
     (the last drafted one, the one that followed, what another source proposed) are read with its next pass.
-    When its context is full it reads the most recent part again and goes on from there: that costs
+    When its context is full it reads the most recent part again and continues from there: that costs
     acceptance, never exactness.
     """
 
@@ -69,7 +69,7 @@ class DraftModel:
         """Enter it around what is computed from its logits: an error then names this model."""
 
     def _set_tokens(self, token_ids: npt.NDArray[np.int64] | None) -> None:
-        """Say which tokens have logits; None: all."""
+        """Set which tokens have logits; None: all."""
         known = None if token_ids is None else token_ids[: int(np.searchsorted(token_ids, self.n_vocab))]
         self.ids: npt.NDArray[np.int32] | None = None if known is None else known.astype(np.int32)
         """The tokens of a row of logits, ascending, as `_core.Sampler` takes them; None: all."""
@@ -208,7 +208,7 @@ class WindowedSession(DraftSession, Protocol):
 
 
 class WindowedModel(DraftModel):
-    """A draft model that attends to the last tokens alone: its pass costs the same in a text of any length.
+    """A draft model that attends only to the last tokens: its pass costs the same in a text of any length.
 
     The oldest go out of its cache, some at a time, and the others stay where they are, so that nothing is
     read again. That costs acceptance, never exactness.

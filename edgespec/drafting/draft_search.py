@@ -39,7 +39,7 @@ _WORTH = 1.1
 """Estimated speed, in plain decoding's, from which a draft is worth trying."""
 _PER_TOKEN = 0.08  # of a pass of the target: what verifying one token more takes
 
-_FEWEST_TESTED = 30.0  # tokens that were judged, for a measured acceptance
+_FEWEST_TESTED = 30.0  # tokens that were tested, for a measured acceptance
 _FEWEST_RUNS = 5  # after which a draft that was hardly ever used does not pay
 _LONGEST = 8  # tokens of a draft
 

@@ -1,4 +1,4 @@
-"""A draft head: one block that goes on from the target's hidden states, in the place of a draft model.
+"""A draft head: one block that continues from the target's hidden states, in the place of a draft model.
 
 It has a file of its own, made here or published (llama/head_file.py), or is in the
 target's own file (llama/mtp.py).
@@ -9,7 +9,7 @@ been, and else, along a draft, the head's last one:
     sequence     t0  t1  t2  t3 | d4  d5          t3 is emitted, d4 and d5 are drafted
     read with        f0  f1  f2 | g3  g4          f: the target's, known after its pass; g: the head's
 
-When the target has judged the draft, its f3, f4 .. are known: what was read with g3, g4 .. is taken back and
+Once the target has verified the draft, f3, f4 .. are known: tokens read with g3, g4 .. are taken back and
 read again, in the same pass as the token that begins the next draft.
 """
 
@@ -39,9 +39,9 @@ _STATES_OWN = (KEPT, 64)
 # with that of its last token, which edgespec's kernels leave for nothing (docs/measurements/drafts.md).
 _STATES_SHARE, _STATES_SHARE_AFTER_LAST = 0.12, 0.05
 _PASS_SHARE = 0.5  # of T(1), what dividing the prompt into one more pass costs
-_SMALL = 0.03  # share of reading the prompt, below which the price is compared with the gain alone
+_SMALL = 0.03  # share of reading the prompt, below which only the price and the gain are compared
 _CAUTION = 3.0  # weight of their price over what they save: never slower comes before faster
-_TEMPERATURE_RATIO = 0.5  # a head hardly knows how sure the target is; bench/draft_temperature.py counts it
+_TEMPERATURE_RATIO = 0.5  # a head hardly knows how sure the target is (docs/measurements/drafts.md)
 
 
 def states_worth(

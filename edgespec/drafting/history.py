@@ -98,7 +98,7 @@ class History:
 
         `fingerprint`: what `tokenizer_fingerprint` returned. `kept`: the folder, and the word for what is in
         it. `max_tokens`: the bound, in places (see MAX_TOKENS). `on_message` takes lines that the user should
-        know, each once. Raises ValueError for what is no fingerprint or a bound below 2.
+        know, each once. Raises ValueError for an invalid fingerprint or a bound below 2.
         """
         if not _FINGERPRINT.fullmatch(fingerprint) or max_tokens < 2:
             raise ValueError(f"no history can be called {fingerprint!r} and keep {max_tokens} tokens")
@@ -275,7 +275,7 @@ def _documents_of_version_1(file: Path) -> Iterator[bytes]:
 
 
 def _encoded(tokens: Tokens, n_max: int) -> bytes:
-    """Return the last `n_max` tokens as int32. Raises ValueError for what is no token."""
+    """Return the last `n_max` tokens as int32. Raises ValueError for invalid tokens."""
     ids = np.asarray(tokens[-n_max:], np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= 1 << 31):
         raise ValueError(f"token ids must be in [0, 2^31), these are {ids.min()} to {ids.max()}")

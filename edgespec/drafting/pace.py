@@ -113,7 +113,7 @@ _FEW, _LOSS = (
     0.02,
 )  # tokens of a brief answer; share of its time so far that a draft may cost: 0.90 -> 1.00
 _READ_LATER = 0.25  # of reading what the draft model missed: later steps would have to read it too
-_SOON = 8.0  # tokens within which reading a prompt is paid for, were so many sure to come
+_SOON = 8.0  # tokens within which reading a prompt is paid for, if that many were sure to come
 _RECENT = 128  # tokens of what the draft model has not read that it reads: more cost more than they bring
 _TRIED = 0.0075  # share of the time for trying a source that has stopped paying: texts change
 _LIKELY = 0.5  # chance of the store's first token, from which it is taken where gamma is fixed
@@ -190,7 +190,7 @@ class Pace:
         self.verify_costs = self._shared(costs, n_pending + self.others.n_tokens)
         self._passes = alike(draft.at(n_draft), 1 + self.others.n_texts) if draft else [0.0] * (N_MAX + 1)
         self.rate = max(self.own_rate, 1.0 / self.verify_costs[1]) + self.others.rate
-        self._again: list[float] = []  # tokens that are lost where one is rejected after so many drafted ones
+        self._again: list[float] = []  # tokens that are lost if one is rejected after that many drafted ones
         if self.policy.rereads:
             read = extended(costs, range(n_pending + 1, n_pending + N_MAX + 1))
             self._again = [self.rate * max(0.0, cost - costs[1]) for cost in read]
@@ -301,7 +301,7 @@ class Pace:
         return self._saved > cost + self.verify_costs[2] - self.verify_costs[1]
 
     def _next_of_gamma(self, n_left: int, unread: int, offered: Sequence[float]) -> DraftAction:
-        """Say where the next token comes from, where only that is left to choose."""
+        """Return the next action if the length is fixed: only the source is left to choose."""
         if n_left <= 0:
             return None
         if self.policy.suffix and offered and (not unread or offered[0] >= _LIKELY):
@@ -406,7 +406,7 @@ class Pace:
     def speedup(self, n_past: int, n_texts: int) -> tuple[float, float]:
         """Return T of a plain pass of `n_texts` for each of them, and the speed of the best fixed length.
 
-        The latter in plain decoding's, with the draft model alone, where all draft alike.
+        The latter in plain decoding's, with only the draft model, if all draft alike.
         """
         verify, draft = alike(self.costs.target.at(n_past), n_texts), self.costs.draft
         if draft is None:
@@ -429,7 +429,7 @@ class Pace:
         return 1.0 / self.verify_costs[1]
 
     def explain(self, sources: Mapping[str, tuple[int, int]], *, has_run: bool = False) -> str:
-        """Say in one sentence how fast the text came with drafts, or why nothing was drafted.
+        """Return a sentence about how fast the text came with drafts, or why nothing was drafted.
 
         `sources`: the tokens that each drafted, and those accepted. `has_run`: whether the draft model did.
         """
@@ -623,7 +623,7 @@ class Learned:
         return pace
 
     def ended(self, pace: Pace) -> None:
-        """Take up what a text has learned: the next one begins with the tables of the last that had each."""
+        """Keep what a text has learned: the next one begins with the newest of each table."""
         greedy = self._running.pop(pace, None)
         if greedy is not None:
             self._acceptance[greedy].take(pace.acceptance)

@@ -10,7 +10,7 @@ A drafter is a class with three methods. An object of it drafts for one text:
 What it must keep, for the text to be distributed as the target's own:
 
 1. Any token may be proposed, for any reason that lies in `tokens` or in the object. It is a guess, which the
-   target checks, and a wrong one costs time alone.
+   target checks, and a wrong one costs only time.
 2. A token to be drawn at random comes from `sample(weights)`. edgespec draws it and remembers the weights, so
    that no drafter can be wrong about them. No other random numbers are used.
 3. A token that `sample` drew is proposed, as the very object that it returned, or it is not: that may depend
@@ -77,7 +77,7 @@ class Tokenizer(Protocol):
 class UserDrafter(Protocol):
     """The methods of a drafter that a user writes, each called with positional arguments.
 
-    After an error raised in one of them, or a proposal that cannot be, the text goes on without the drafter.
+    After an error raised in one of them, or an impossible proposal, the text continues without the drafter.
     """
 
     @property
@@ -287,7 +287,7 @@ class SourcePace:
     """Says in each step how many tokens to ask of a drafter for one text: by the rule of pace.py."""
 
     def __init__(self, record: DrafterCosts, pace: Pace, clock: PassCosts) -> None:
-        """Decide by what `record` and `pace` know; `clock` is told of the target's passes."""
+        """Decide by what `record` and `pace` know; `clock` gets the times of the target's passes."""
         self.record, self.pace, self._clock = record, pace, clock
         self.n_steps = self.n_rested = 0
         self._n_past, self._n_pending = 0, 1
@@ -329,7 +329,7 @@ class SourcePace:
         )
 
     def note(self) -> str:
-        """Say how often the drafter rested, and why; "" where it never did."""
+        """Return a sentence about how often the drafter rested, and why; "" if it never did."""
         if not self.n_rested:
             return ""
         chance, cost = self.record.accepted.chance(0, 0), 1e3 * (self.record.draft_s or 0.0)
@@ -414,7 +414,7 @@ class PluginDrafter:
         return min(ANSWER_TOKENS, n_left)
 
     def _ask_for_tree(self, room: int, position: Position) -> Tree:
-        """Ask the object, and make it before if there is none. Raises PluginError."""
+        """Ask the object for a draft; make it first if there is none. Raises PluginError."""
         if self._made is None:
             started = time.perf_counter()
             self._made = guarded("cannot be made", self._make, code=lambda: self._make)
@@ -470,7 +470,7 @@ class PluginDrafter:
         return self._pace.pace.plain_rate() if self._pace else None
 
     def note(self) -> str:
-        """Say in one sentence what was drafted, and what failed."""
+        """Return a sentence about what was drafted, and what failed."""
         said = f"{self._n_accepted} of {self._n_drafted} tokens of {self.name} accepted"
         if self._failed:
             return f"{said}; {self._failed}"
@@ -498,7 +498,7 @@ class PluginDrafter:
         return position.sampler.draw(slot, position.coins(1)[0])
 
     def _read(self, proposed: Proposed, room: int) -> Tree:
-        """Return the proposal as a tree. Raises ValueError for one that cannot be."""
+        """Return the proposal as a tree. Raises ValueError for an impossible one."""
         nodes: list[TreeNode] = []
         places = {-1: -1}  # of the entries that became nodes
         left = list(self._draws)
@@ -535,7 +535,7 @@ class PluginDrafter:
         return check_draws(known, room, self._draws, left_out)
 
     def _chain_of_draws(self, room: int) -> Tree:
-        """Return what was drawn, but for what never was proposed, in place of a draft that cannot be.
+        """Return the tokens drawn, except those never proposed, in place of an impossible draft.
 
         The code may leave it out because of what it is. Proposed all the same, the text stays exact.
         """

@@ -154,7 +154,7 @@ class PassCosts:
         self.n_observed = 0
 
     def _before(self, n_past: int) -> tuple[np.ndarray, np.ndarray]:
-        """T(1) .. T(N_MAX) by the curve and the context alone, and what of it the context adds."""
+        """T(1) .. T(N_MAX) by only the curve and the context, and what of it the context adds."""
         added = math.exp(self._log_growth) * _share_of_growth(n_past) * self._growth
         return np.maximum(self._near + added, 0.5 * self._near), added
 

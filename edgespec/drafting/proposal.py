@@ -141,7 +141,7 @@ def _learn_offers(
 ) -> None:
     """Learn from the suffix store's offers along a trunk, `n_trunk` tokens of which were emitted.
 
-    The emitted tokens judge every offer, also one that was not taken.
+    The emitted tokens show whether any offer was right, also one that was not taken.
     """
     for offer in offers:
         if n_trunk < offer.at:
@@ -171,7 +171,7 @@ def _learn_others(
 
 
 def _learn_tree(acceptance: AcceptanceTables, tree: Tree, outcome: DraftOutcome) -> None:
-    """Learn from the draft model's tokens that were judged: children of the root and of accepted nodes."""
+    """Learn from the draft model's tokens that were tested: children of the root and of accepted nodes."""
     judged = {i: (p, q) for i, p, q in outcome.judged}
     at = -1
     for depth, kept in enumerate([*outcome.path, -1]):

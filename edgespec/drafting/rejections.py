@@ -10,7 +10,7 @@ A file has the form of a history (history.py). A record is a text with at least 
     probability = a byte: -8 ln p, rounded, at most 126; the likeliest first, 127 for a token that is missing
 
 A place is the first of a draft's tokens that differs from the text. So each is a position that the head
-reached by itself; what follows it in that draft was never judged.
+reached by itself; what follows it in that draft was never tested.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RejectedText:
 
     @classmethod
     def decoded(cls, record: Ids) -> RejectedText | None:
-        """Return the text of a record; None for a record that is none."""
+        """Return the text of a record; None for an invalid record."""
         n_prompt, n = record[:2].tolist() if len(record) > 2 else (0, 0)
         rows, tokens = record[2 : 2 + n * _PLACE], record[2 + n * _PLACE :]
         if not 0 < n_prompt < len(tokens) or not n:

@@ -52,7 +52,7 @@ class SuffixDrafts:
         self._store.extend(tokens)
 
     def forget(self) -> None:
-        """Empty the store. Documents may go on growing; what they had is no longer found."""
+        """Empty the store. Documents may keep growing; their earlier content is no longer found."""
         self._store.clear()
 
     def document(self, tokens: Sequence[int], *, n_silent: int = 0) -> Document:
@@ -163,7 +163,7 @@ class EarlierTexts:
         return self.suffix
 
     def keep(self, tokens: list[int], rejected: RejectedText | None) -> None:
-        """Add a document to the history, and where drafts of it were rejected, as far as they are kept."""
+        """Add a document to the history, and the places of its rejected drafts, if these are kept."""
         if self._history and tokens:
             self._history.append(np.asarray(tokens, np.int32))
             self._report()

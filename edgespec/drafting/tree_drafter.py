@@ -132,7 +132,7 @@ class ModelSource:
         *,
         may_sample: bool,
     ) -> bool:
-        """Let the trunk go on with a token of this row of logits; return False if it does not.
+        """Extend the trunk by a token of this row of logits; return False if none is proposed.
 
         `confidence`: what a head that knows says of the row; else its likeliest token's probability is.
         """
@@ -404,7 +404,7 @@ class TreeDrafter:
             self.lose_model(error)
 
     def lose_model(self, error: Exception) -> None:
-        """Go on without the draft model, which failed: what it drafted stays, and no more comes of it."""
+        """Continue without the draft model, which failed: its tokens so far stay."""
         self._model = self._model_source = None
         self.forward = None
         what = " ".join(f"{error}".split()) or type(error).__name__
@@ -473,7 +473,7 @@ class TreeDrafter:
         pace.start_step(
             len(tokens), offer.chances, n_draft=model.n_held if model else 0, n_pending=self._n_pending
         )
-        if self._model is model:  # else it was lost, and the draft goes on already
+        if self._model is model:  # else it was lost, and the draft has been advanced
             self._offer = offer
             self._decide()
 
@@ -523,7 +523,7 @@ class TreeDrafter:
             self._propose(lambda: result)
 
     def _read(self, model: DraftModel, tokens: Sequence[int]) -> None:
-        """Let the draft model read what it has not, but for the last token, which its next pass reads."""
+        """Let the draft model read all unread tokens except the last, which its next pass reads."""
         model.skip(len(tokens), model.n_ctx // 2)
         n_unread, started = model.n_unread(len(tokens)) - 1, time.perf_counter()
         model.read(tokens)
@@ -532,7 +532,7 @@ class TreeDrafter:
             self.draft_clock.observe_read(n_unread, n_before, time.perf_counter() - started)
 
     def read(self, result: ForwardResult | Exception) -> None:
-        """Go on with what `forward` gave, or without the model where it failed, up to the next decision."""
+        """Continue with the result of `forward`, or without the model if it failed, to the next decision."""
         forward, self.forward = self.forward, None
         if isinstance(result, Exception):
             self.lose_model(result)
@@ -545,7 +545,7 @@ class TreeDrafter:
         with self._guarded():
             if source:
                 source.propose(evaluate(), proposal, self._position, may_sample=self._sampled)
-        if self._model_source:  # else it was lost, and the draft goes on already
+        if self._model_source:  # else it was lost, and the draft has been advanced
             self._offer = self._ask_store(proposal)
             if proposal.depth > depth and not self._is_eog(proposal.drafted[-1]):
                 self._decide()
@@ -649,7 +649,7 @@ class TreeDrafter:
         return self.pace.plain_rate()
 
     def note(self) -> str:
-        """Say in one sentence what was drafted, or why nothing was."""
+        """Return a sentence about what was drafted, or why nothing was."""
         said = self.pace.explain(self.sources(), has_run=self._n_passes > 0)
         return f"{said}; {self._failed}" if self._failed else said
 
@@ -662,7 +662,7 @@ def draft_together(
     """Draft to the end for all `drafters` that were started: passes of their draft model are shared.
 
     `n_batch`: most tokens of a pass that several share. All rows of a pass are read before anything else is
-    asked for. An interrupted pass leaves all as they were: a second call goes on.
+    asked for. An interrupted pass leaves all as they were: a second call resumes.
     """
     while passes := [(drafter, drafter.forward) for drafter in drafters if drafter.forward]:
         for group in _groups(passes, n_batch):
@@ -670,7 +670,7 @@ def draft_together(
 
 
 def _go_on(drafter: TreeDrafter, act: Callable[[], None]) -> None:
-    """Let one of them go on; the others do where it fails."""
+    """Advance one of them; the others continue if it fails."""
     try:
         act()
     except Exception as error:  # noqa: BLE001 - raised again by `draft`

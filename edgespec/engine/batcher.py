@@ -114,7 +114,7 @@ class Batcher:
             request.generation.close()
 
     def step(self) -> None:
-        """Make one pass of the target. Raises KeyboardInterrupt if a pass is interrupted: it can go on."""
+        """Make one pass of the target. Raises KeyboardInterrupt if interrupted: a later call resumes."""
         started, writing = time.perf_counter(), [(r, len(r.generation.tokens)) for r in self._requests]
         self.last = StepSummary()
         self._resume()
@@ -130,7 +130,7 @@ class Batcher:
             self._pace.learn(self.last.n_requests, n_made, time.perf_counter() - started, n_past)
 
     def _resume(self) -> None:
-        """Let those that were preempted go on, the first first, where there is room."""
+        """Resume preempted requests while there is room, the oldest first."""
         for request in self._requests:
             if not request.is_preempted:
                 continue
@@ -191,7 +191,7 @@ class Batcher:
         parts: Sequence[tuple[BatchedRequest, Forward]],
         results: Sequence[ForwardResult | Exception],
     ) -> None:
-        """Let those go on whose part was in the pass, and learn what it took."""
+        """Let the requests whose part was in the pass continue, and learn what it took."""
         n_tokens = _n_tokens(parts)
         n_prefilled = _n_tokens([(request, part) for request, part in parts if request.is_reading])
         n_past = sum(part.n_past for _, part in parts) // len(parts)
@@ -214,7 +214,7 @@ class Batcher:
                 self._take(request, replace(result, seconds=share * result.seconds))
 
     def _take(self, request: BatchedRequest, result: ForwardResult) -> None:
-        """Let a request go on with what the pass gave."""
+        """Give a request the result of the pass."""
         try:
             if made := request.generation.take(result):
                 request.on_made(made)

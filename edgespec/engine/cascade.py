@@ -4,8 +4,8 @@
     unsure     the mean of entropy or margin (Signal) over the last tokens is past a threshold
     target     prefills what it has not read and writes a span of tokens, or the rest of the answer
 
-The small model's tokens are never judged, so the text is not distributed as the target's own. A seed decides
-the text: each token takes one coin, and the target's spans are `Generation`s of the match rule, whose text
+The small model's tokens are never verified, so the text is not distributed as the target's own. A seed
+decides the text: each token takes one coin, and the target's spans are `Generation`s of the match rule, whose text
 does not depend on drafts. `edgespec calibrate` measures what a threshold costs, and stores one for a pair,
 whatever the machine:
 
@@ -240,7 +240,7 @@ class SmallModel(DraftModel):
         super().begin()
 
     def begin(self, tokens: Sequence[int] = ()) -> None:
-        """Keep what was read: the drafter begins, the sequence does not."""
+        """Start the drafter on the tokens that the model has read."""
 
 
 class Cascade(Loop):
@@ -315,7 +315,7 @@ class Cascade(Loop):
             return asked
 
     def take(self, result: ForwardResult) -> Emitted | Step | None:
-        """Go on with what the pass gave; None where the small model was unsure: the target is woken."""
+        """Process the result of the pass; None if the small model was unsure: the target is woken."""
         with self._small.blamed:
             if not self._span:
                 return self._write_alone(result)
@@ -389,7 +389,7 @@ class Cascade(Loop):
         """Return None: the target's own speed is not known where the small model writes."""
 
     def note(self) -> str:
-        """Say in one sentence how often the target was woken, why, and what it read."""
+        """Return a sentence about how often the target was woken, why, and what it read."""
         if not self.n_woken:
             return f"the small model wrote alone: the target was never woken ({self._waking})"
         times = "once" if self.n_woken == 1 else f"{self.n_woken} times"

@@ -103,7 +103,7 @@ class RequestRunner:
         return self.batcher.last if self.batcher else StepSummary()
 
     def has_room(self, prompt: Sequence[int] | int, n_predict: int | None) -> bool:
-        """Whether a request of these tokens or that many, and `n_predict` to come, can begin now."""
+        """Whether a request of these tokens (or that many), and `n_predict` to come, can begin now."""
         running = [one for stream, one in self._running.items() if not stream.finished]
         if len(running) >= self._pair.parallel:
             return False
@@ -591,9 +591,9 @@ class Engine(Closing):
         return self.target.tokenize_chat(messages, thinking=thinking, parse_special=bool(parse_special))
 
     def has_room(self, prompt: Sequence[int] | int, n_predict: int | None) -> bool:
-        """Whether a text of these tokens or that many, and so many to come, can begin beside those under way.
+        """Whether a text of these tokens (or that many), and `n_predict` to come, can begin now.
 
-        Of tokens it is known what they share with other texts, which takes no second place.
+        Tokens that it shares with other texts take no second place, which a number cannot tell.
         """
         with self._lock:
             return self._requests.has_room(prompt, n_predict)

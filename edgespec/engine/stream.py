@@ -33,7 +33,7 @@ class Stream:
     """An iterator over the tokens of one generation. `result` holds what has come so far.
 
     What the loop does is told to it (`take`, `end`); a token becomes text when the reader takes it. Threads
-    may read streams of one engine, each its own: the engine's lock lets one at a time go on.
+    may read streams of one engine, each its own: the engine's lock lets one at a time proceed.
     """
 
     def __init__(  # noqa: PLR0913 - all that one generation is read with
@@ -79,9 +79,9 @@ class Stream:
         self._loop_ended = False
         self._error: BaseException | None = None
         self.advance: Callable[[], None] = self.close
-        """Lets the loop go on; set by whoever runs it."""
+        """Advances the loop; set by whoever runs it."""
         self.lock = HomeLock("the engine")
-        """Held by whoever lets texts of the engine go on; set by whoever runs it."""
+        """The lock of whoever advances texts of the engine; set by whoever runs the loop."""
         self.confirm: Callable[[], None] = lambda: None
         """Called before the text is complete, which it may `cut`; set by whoever runs it."""
         self.on_closed: Callable[[Stream], None] = lambda _stream: None
@@ -246,7 +246,7 @@ class Stream:
         self.on_closed(self)
         if self._energy:
             self._energy = self._energy.part(self.energy_share)
-        self._note = self._loop.note()  # now: it speaks of tables that later texts go on changing
+        self._note = self._loop.note()  # now: it describes tables that later texts change
         self._plain_rate = self._loop.plain_rate()
         held = self._text.finish()
         self._parts.append(held)

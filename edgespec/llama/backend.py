@@ -270,7 +270,7 @@ def create(
     make: Callable[[Interruption], _T | None],
     free: Callable[[_T], object],
 ) -> _T | None:
-    """Return the library's object that `make` makes, None if it fails; on Ctrl-C free it and raise.
+    """Return the library object that `make` returns, None if it fails; on Ctrl-C free it and raise.
 
     Clears the log first, so that `failure_reason` is about this call.
     """

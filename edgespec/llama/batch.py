@@ -66,7 +66,7 @@ class PartsBatch(Batch):
     """A `llama_batch` with positions and sequences: tokens of several sequences, one after the other."""
 
     def __init__(self, tokens: object, n_batch: int, n_sequences: int) -> None:
-        # For rows in place of tokens some models read so many positions; what counts is the first.
+        # For rows in place of tokens some models read that many positions; what counts is the first.
         positions = (ctypes.c_int32 * (_MOST_POSITIONS * n_batch))()
         n_of = (ctypes.c_int32 * n_batch)()
         sequences = (ctypes.POINTER(ctypes.c_int32) * n_batch)()

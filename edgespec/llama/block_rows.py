@@ -1,4 +1,4 @@
-"""What a head of blocks says about each place of a block, given the token that was drafted before it.
+"""The logits of each place of a block that a head drafts, given the token that was drafted before it.
 
     PlainRows    DFlash (arXiv 2602.06036): each place by itself
     MarkovRows   DSpark: the token before adds a row of a matrix of low rank to the logits, and a confidence
@@ -15,7 +15,7 @@ Of a DFlash 2 block it gives the candidates and the scores of all pairs,
 
     score(a, b) = logit(b) + <A[a] * H h(i), B[b]>           a: a candidate of place i - 1; b: of place i
 
-which are the logits of b after a. Whatever a row is, tokens are drawn from it and judged by it, so that it
+which are the logits of b after a. Whatever a row is, tokens are drawn from it and verified by it, so that it
 changes no text.
 """
 
@@ -44,7 +44,7 @@ class PlainRows:
     """Whether the pass over a block leaves hidden states, which are what its further parts give."""
 
     def __init__(self, head: BlockHead, n_row: int) -> None:
-        """Of blocks of `head`; a row has `n_row` logits."""
+        """Read blocks of `head`; a row has `n_row` logits."""
         self._first, self._n_row = head.first, n_row
         self._rows: Rows = np.empty((0, n_row), np.float32)
 
@@ -68,7 +68,7 @@ class MarkovHead:
     """The further parts of a DSpark head, from its file."""
 
     def __init__(self, head: BlockHead, n_threads: int) -> None:
-        """Load them. Raises EdgespecError and MemoryError."""
+        """Load the parts. Raises EdgespecError and MemoryError."""
         self._of_token = MappedMatrix(head.header, "markov_w1.weight")
         tensors = {tensor.name: tensor for tensor in head.header.gguf.tensors}
         second = MappedMatrix(head.header, "markov_w2.weight")
@@ -116,7 +116,7 @@ class MarkovRows(PlainRows):
     """Rows of a DSpark block."""
 
     def __init__(self, head: BlockHead, n_row: int, markov: MarkovHead) -> None:
-        """As PlainRows."""
+        """Read blocks of a head; arguments as for PlainRows."""
         super().__init__(head, n_row)
         self._markov = markov
         self.with_states = markov.has_confidence
@@ -149,7 +149,7 @@ class PathRows(PlainRows):
     with_states = True
 
     def __init__(self, head: BlockHead, n_row: int) -> None:
-        """As PlainRows."""
+        """Read blocks of a head; arguments as for PlainRows."""
         super().__init__(head, n_row)
         self._k = max(head.header.gguf.integers("dflash.selector_top_k"))
         self._candidates: npt.NDArray[np.int64] = np.empty((0, self._k), np.int64)
@@ -181,7 +181,7 @@ class PathRows(PlainRows):
 
 
 def rows_maker(head: BlockHead, n_threads: int) -> Callable[[int], PlainRows]:
-    """Return what makes the rows of a sequence, for a number of logits in each.
+    """Return a function that makes the rows of a sequence, for a number of logits in each.
 
     Raises EdgespecError and MemoryError if the head's further parts cannot be loaded.
     """

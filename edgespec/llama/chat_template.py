@@ -129,7 +129,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         parse_special: bool = False,
     ) -> str:
-        """Return the prompt that ends within the last message, so that the model goes on with it.
+        """Return the prompt that ends within the last message, so that the model continues it.
 
         Takes and raises what `render` does, and raises BrokenTemplateError if the template does not write
         that message's text.
@@ -250,7 +250,7 @@ def _write_form(name: str, messages: Messages, *, begins_answer: bool) -> str:
 
 
 class _Generation(Extension):
-    """The tag {% generation %}, which marks answers for training; here its content alone counts."""
+    """The tag {% generation %}, which marks answers for training; here only its content counts."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's form
 
@@ -323,7 +323,7 @@ _NEAREST = {"minimal": "low", "xhigh": "high"}
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How much a model is to think: an effort, a number of tokens, or what is usual for it."""
+    """How much a model is to think: an effort, a number of tokens, or the model's default."""
 
     effort: Effort | None = None
     budget: int | None = None

@@ -99,7 +99,7 @@ def to_floats(raw: npt.NDArray[np.uint8], kind: int, width: int) -> npt.NDArray[
 
 
 def from_floats(rows: npt.NDArray[np.float32], kind: int) -> npt.NDArray[np.uint8]:
-    """Return rows of floats, shape (n, width), as rows of bytes, by ggml's own quantizer.
+    """Return rows of floats, shape (n, width), as bytes, shape (n, row_bytes), by ggml's own quantizer.
 
     `width` is a multiple of `block_size(kind)`: UsageError otherwise.
     """

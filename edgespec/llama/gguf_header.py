@@ -97,7 +97,7 @@ class GGUFHeader:
     n_mtp: int = 0
     """Blocks after the model's own, counted in `n_layer`, that are a head which drafts (mtp.py)."""
     is_mtp: bool = False
-    """Whether it tells of that head alone, as if the file held nothing else (`header_of_head`)."""
+    """Whether it describes only that head, as if the file held nothing else (`header_of_head`)."""
     state_bytes: int = 0
     """Bytes that the recurrent layers keep of one text, however long; 0 without such layers."""
     cache_type: CacheType = "f16"
@@ -127,7 +127,7 @@ class GGUFHeader:
 
     @property
     def has_snapshots(self) -> bool:
-        """Whether a pass can leave the state after each of its last tokens (recurrent.py)."""
+        """Whether a pass can leave the state after each of its last tokens (states.py)."""
         return self.architecture in SNAPSHOTS
 
     def kv_bytes(self, n_ctx: int) -> int:
@@ -297,10 +297,10 @@ def _check_kind(header: GGUFHeader) -> None:
 
 
 def other_kind(header: GGUFHeader, *, or_embedder: bool = False) -> str:
-    """The content of a valid GGUF without a text-generating model, such as "a LoRA adapter, not a model".
+    """Return what a valid GGUF is, if not a text-generating model, such as "a LoRA adapter, not a model".
 
-    "" for a text-generating model, or a head that edgespec made. `or_embedder`: or an embedding or reranking
-    model.
+    Return "" for a text-generating model, or a head that edgespec made; with `or_embedder` also for an
+    embedding or reranking model.
     """
     architecture, kind = header.architecture, header.general_type
     cannot = {

@@ -1,6 +1,6 @@
 """Draft heads in files: those that edgespec makes, and published ones.
 
-Ours is one block that goes on from the target's hidden states, and the file that it is in.
+Ours is one block that continues from the target's hidden states, and the file that it is in.
 
     NAME.gguf = an ordinary GGUF of one block with `edgespec.head.*` in its metadata; `token_embd`, which is
                 its output matrix too, holds the rows of the kept ids of the target's output matrix;
@@ -19,7 +19,7 @@ They read the hidden states of several layers of one target, side by side.
                    before t, and says what may follow t; along a draft the row is the block's own
     GemmaHead      some layers on the keys and values of the target's last ones (lent_cache.py)
     BlockHead      DFlash and its kin: the states become keys and values of some blocks, which then draft
-                   several tokens in one pass, over the last token and masks (block_rows.py goes on)
+                   several tokens in one pass, over the last token and masks (see block_rows.py)
 
 What a file lacks of embeddings and output matrix is the target's. head_kinds.py tells the kinds apart; those
 that are not run are refused with the reason.
@@ -322,7 +322,7 @@ def _drafts_from_anchor(head: GGUFHeader) -> bool:
 
 
 def _misfit(head: GGUFHeader, target: GGUFHeader) -> str:
-    """Say why llama.cpp could not run `head` beside `target`; "" if it could, as far as the headers say."""
+    """Return why llama.cpp could not run `head` with `target`; "" if it could, as far as the headers say."""
     layers, is_eagle = _layers(head), head.architecture == EAGLE
     if head.architecture == GEMMA:
         return _gemma_misfit(head, target)
@@ -349,7 +349,7 @@ def _gives_layers(head: GGUFHeader, target: GGUFHeader) -> bool:
 
 
 def _gemma_misfit(head: GGUFHeader, target: GGUFHeader) -> str:
-    """Say why a Gemma 4 head cannot work in the cache of `target`; "" if it can.
+    """Return why a Gemma 4 head cannot work in the cache of `target`; "" if it can.
 
     It takes the keys and values of the last layer but one, which has a sliding window, and of the last, which
     has none, as if they were its own.

@@ -1,7 +1,7 @@
 """The ways in which llama.cpp gives the hidden states of a pass.
 
     LAST_NORM   those after the last norm, by its public interface: it then computes the logits of all tokens
-    NEXTN       those that a head in the model's own file goes on from (mtp.py), of all tokens, and as many
+    NEXTN       those from which a head in the model's own file continues (mtp.py), of all tokens, and as many
                 logits as were asked for; only architectures with such a head have them
     NEXTN_HEAD  those of the head itself; of tokens without logits some architectures have none, so that the
                 logits of all are asked for
@@ -85,11 +85,11 @@ def _nextn(*, all_logits: bool) -> HiddenStates | None:
 
 
 def of_layers(layers: Sequence[int], n_layers: int) -> HiddenStates | None:
-    """Return the way that gives what goes into these layers of a model; None where the library lacks it.
+    """Return the way to get the inputs of these layers of a model; None if the library lacks it.
 
-    Layer `n_layers`, as many as the model has, is what a head in its file would go on from: where that is
-    what its last layer leaves. The library ends the process for an architecture that does not give them, or
-    a layer that is not there.
+    Layer `n_layers`, the number of the model's layers, stands for the state from which a head in its file
+    would continue, if that is the output of the last layer. The library ends the process for an architecture
+    that does not give them, or a missing layer.
     """
     keep = exported(
         "llama_set_embeddings_layer_inp",
@@ -169,7 +169,7 @@ class Outputs:
         self._kernel_states = _kernel_states(model)
 
     def ask(self, *, with_features: bool) -> None:
-        """Say for the passes that follow whether hidden states are kept."""
+        """Set for the passes that follow whether hidden states are kept."""
         if with_features == self.with_features:
             return
         if not (self._asked and self._states.stays):
@@ -204,7 +204,7 @@ class Outputs:
         return rows if rows is not None and len(rows) == n_logits else None
 
     def rows(self, n_logits: int) -> Rows:
-        """Return the logits of the last pass, which computed `n_logits` rows."""
+        """Return the logits of the last pass, shape (n_logits, n_vocab)."""
         if n_logits == 0:
             return self._rows[:0]
         address = _get_logits(self._context)

@@ -431,7 +431,7 @@ class KernelStates:
 
 @dataclass(frozen=True, slots=True)
 class KernelCoverage:
-    """The weights of a model that the kernels take, in bytes of the file."""
+    """The weights of a model that run on the kernels, in bytes of the file."""
 
     packed: int
     total: int

@@ -345,7 +345,7 @@ class KVCache(Closing):
         return branches
 
     def _sections(self, part: SequenceTokens) -> Iterator[list[SequenceTokens]]:
-        """Yield what each pass takes of a part that comes alone."""
+        """Yield the part of each pass, of a part of more than `n_batch` tokens that comes alone."""
         start, n_tokens = 0, len(part.tokens)
         while start < n_tokens:
             left = n_tokens - start
@@ -425,7 +425,7 @@ class KVCache(Closing):
             return self.state(part)
 
     def add_part(self, sequence: int, state: State, start: int, tokens: Sequence[int]) -> bool:
-        """Append a copy of the cells of `tokens`, which stand from `start` on, but for those that are there.
+        """Append a copy of the cells of `tokens`, which stand from `start` on, except those that it has.
 
         Returns whether the library could; if not, the sequence is as before.
         """

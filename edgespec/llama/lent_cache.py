@@ -21,7 +21,7 @@ from edgespec.llama.weights import Model
 
 
 class LentCache(KVCache):
-    """A context on another's cells, which must stay open as long as it.
+    """A context on the cells of another context, which must stay open longer.
 
     The library empties the cells when it makes such a context.
     """

@@ -25,7 +25,7 @@ _OUTPUTS = ("output.weight", "token_embd.weight")
 
 
 def why_no_mtp(header: GGUFHeader) -> str:
-    """Say in a few words why the file has no head that can be used; "" if it has one.
+    """Return in a few words why the file has no head that can be used; "" if it has one.
 
     The library ends the process where its own assertions about a head fail, so they are checked here.
     """
@@ -93,7 +93,7 @@ class MtpHead(Model):
 
 
 def header_of_head(header: GGUFHeader) -> GGUFHeader:
-    """Return the header of a file with a head as if it held the head alone; its bytes are those of a pass."""
+    """Return the header of a file with a head as if it held only the head; its bytes are those of a pass."""
     block = f"blk.{header.n_layer - 1}."
     tensors = {tensor.name: tensor for tensor in read_tensors(header)}
     own = [tensor for name, tensor in tensors.items() if name.startswith(block)]

@@ -85,7 +85,7 @@ class _Contents(msgspec.Struct):
 
 
 class MappableWeights(NamedTuple):
-    """A file of packed weights that is open."""
+    """An open file of packed weights, from which they can be mapped."""
 
     file: int
     offset: int
@@ -139,8 +139,8 @@ class PackedFile:
         """Begin to write `tensors`, which must stay in memory until the thread has ended, as `owner` does.
 
         None if nothing is to be written. `on_message` takes a line that says what is kept, or why not.
-        It is written in `idle` time; once that is all, `interrupt` ends it. A file that is there, but not in
-        the page cache, is read into it.
+        It is written in `idle` time; once all time is idle, `interrupt` ends it. An existing file that is
+        not in the page cache is read into it.
         """
         size = _span(tensors)
         if size < LEAST_BYTES:
@@ -274,7 +274,7 @@ class _BusyError(Exception):
 
 
 class _StopError(Exception):
-    """It may not go on."""
+    """The writing has to stop."""
 
 
 def _give_way() -> None:
@@ -336,7 +336,7 @@ def _span(tensors: Sequence[PackedTensor]) -> int:
 
 
 def _write(file: int, tensors: Sequence[PackedTensor], size: int, may_go_on: Callable[[], bool]) -> None:
-    """Write the file. Raises OSError, and _StopError if it may not go on."""
+    """Write the file. Raises OSError, and _StopError if it has to stop."""
     write_all(file, _MAGIC, 0)
     memory = memoryview((ctypes.c_char * size).from_address(min(one.address for one in tensors))).cast("B")
     checksum = 0

@@ -1,4 +1,4 @@
-"""States of prompts on disk: what was read is written there, and a later process goes on from it.
+"""States of prompts on disk: what was read is written there, and a later process continues from it.
 
     FOLDER/                                      0700
         MODEL-TOKENS.state                       0600, a sequence
@@ -201,7 +201,7 @@ class StateFolder:
 
 
 def state_files(folder: Path) -> BoundedFolder:
-    """Return the files of states in a folder, those of earlier formats too, which are only deleted."""
+    """Return a folder's files of states; those of earlier formats are only deleted."""
     return BoundedFolder(folder, STATES.names, _MAGIC.partition(b" state ")[0])
 
 
@@ -251,7 +251,7 @@ class PromptStates:
         return max((one.n_tokens for one in stored.states if one.n_tokens <= n_same), default=0)
 
     def extend(self, session: Session, tokens: Sequence[int], make_room: Callable[[int], bool]) -> None:
-        """Let `session`, which holds the beginning of `tokens`, go on with what is on disk.
+        """Extend `session`, which holds the beginning of `tokens`, by what is on disk.
 
         At most with all but the last of `tokens`. `make_room` frees cells, and returns whether it could.
         """

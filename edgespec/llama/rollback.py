@@ -25,7 +25,7 @@ from edgespec.decoding.session import SequenceTokens
 from edgespec.llama.backend import llama
 
 State: TypeAlias = npt.NDArray[np.uint8]
-"""A copy of the cache of a sequence, or of its recurrent state alone, as the library writes it."""
+"""A copy of the cache of a sequence, or only of its recurrent state, as the library writes it."""
 
 MAX_SEQUENCES = 256
 """Most sequences of llama.cpp."""
@@ -44,7 +44,7 @@ class RollbackSize:
     """Tokens of one pass that can be taken back at once; only where the library keeps snapshots, else 0."""
     n_marks: int = 1
     """Without snapshots: earlier states of a text that it can go back to. One serves passes that draft, after
-    each of which the text goes on from its end or from its beginning; a draft model, whose passes have a
+    of each the text continues from its end or from its beginning; a draft model, whose passes have a
     token each, needs more."""
     n_kept: int = 0
     """Sequences that are only kept, and so need no marks."""
@@ -61,7 +61,7 @@ class RollbackSize:
 
 
 class Rollback(ABC):
-    """Takes tokens back, for all sequences of a cache."""
+    """Takes tokens back, for all sequences of a cache: the base of `Cells` and `States`."""
 
     n_snapshots = 0
     """Snapshots that the library must keep of each sequence."""
@@ -91,7 +91,7 @@ class Rollback(ABC):
     def drop_first(self, sequence: int, n_tokens: int) -> bool:
         """Free the cells of the first `n_tokens` of more; return whether that can be done.
 
-        Those that remain keep their positions. What follows attends to them alone.
+        Those that remain keep their positions. What follows attends only to them.
         """
         return False
 
@@ -119,7 +119,7 @@ class Rollback(ABC):
     # ---- what it is told ----
 
     def begin(self, parts: Sequence[SequenceTokens]) -> None:  # noqa: B027 - most need not know
-        """Prepare to undo passes that add this."""
+        """Prepare to undo the passes that append `parts`."""
 
     def begin_pass(self, parts: Sequence[SequenceTokens]) -> bool:
         """Note that one of these passes begins; return whether it may be broken off in its middle."""
@@ -140,7 +140,7 @@ class Rollback(ABC):
         """Empty all sequences; sessions stay open."""
         llama.llama_memory_clear(self._memory, False)
 
-    # ---- earlier places to go on from ----
+    # ---- earlier places to continue from ----
 
     def stop_before(self, sequence: int, n_past: int, n_tokens: int) -> int:
         """Return how many of `n_tokens` that are to be read to read first."""
@@ -218,7 +218,7 @@ class Cells(Rollback):
     def side(self, sequence: int, i: int, n_past: int) -> int:
         """Let spare sequence `i` share all of a sequence of `n_past` tokens; return its number.
 
-        It goes on sharing between trees: sharing and dropping 2000 cells takes 0.13 ms per sequence; sharing
+        It keeps sharing between trees: sharing and dropping 2000 cells takes 0.13 ms per sequence; sharing
         only those new since the last tree takes 5 us.
         """
         if i >= self.n_spare:

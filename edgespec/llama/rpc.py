@@ -100,7 +100,7 @@ class RemoteLayers:
         )
 
     def place(self, params: llama.llama_model_params) -> None:
-        """Say in `params` where the layers go."""
+        """Write into `params` where the layers go."""
         # llama_cpp says other types than it declares to ctypes.
         params.devices = ctypes.addressof(self._devices)  # type: ignore[assignment]
         params.tensor_buft_overrides = ctypes.addressof(self._overrides)  # type: ignore[assignment]

@@ -95,7 +95,7 @@ class SequencePool(Closing):
         best, n, n_same = self._best(tokens)
         session: Session | None = None
         if best and id(best) in self._kept:
-            # With no number left, or if little follows what both have, the sequence itself goes on.
+            # With no number left, or if little follows what both have, the sequence itself is continued.
             is_last = self.cache.n_open == self.cache.n_sequences and len(self._kept) == 1
             if is_last or best.n_past - n < _WORTH_KEEPING:
                 session = self._kept.pop(id(best))
@@ -116,7 +116,7 @@ class SequencePool(Closing):
         return session
 
     def _keep_places(self, session: Session, n_same: int, n_prompt: int) -> None:
-        """See to it that later prompts can go on from where they are likely to part from this one.
+        """Keep states at the places where later prompts are likely to part from this one.
 
         That is where this one parts from those before, at `n_same`, and shortly before its end.
         """
@@ -127,9 +127,9 @@ class SequencePool(Closing):
             session.keep()
 
     def _best(self, tokens: Sequence[int]) -> tuple[Session | None, int, int]:
-        """Return the sequence that gives most of the beginning of `tokens`, how many, and how many are known.
+        """Return the sequence with the longest usable beginning of `tokens`, its length, the known length.
 
-        Where a model keeps a state, not all that are known can be had.
+        If a model keeps a state, a sequence may not be usable at all the tokens that it shares.
         """
         best, n_best, n_same = None, 0, 0
         if self._keeps:

@@ -97,7 +97,7 @@ class Session(Closing):
     def drop_first(self, n_tokens: int) -> bool:
         """Take the first `n_tokens` of more out of the cache.
 
-        What follows attends to the others alone, at the positions that they had; `n_past` stays. A `rewind`
+        What follows attends only to the others, at the positions that they had; `n_past` stays. A `rewind`
         to `n_tokens` or fewer empties the sequence. Returns False, and does nothing, where a model keeps a
         state.
         """

@@ -4,7 +4,7 @@ A state cannot be cut: an earlier one must be at hand. There are three kinds, al
 
 snapshots   With `n_rs_seq` = n a pass also leaves the state after each of its last n + 1 tokens. So up to n
             tokens can be taken back, but fewer than the pass had: the state before it is not among them (the
-            library says yes to that as well, and goes on from an older one). Only once after a pass: then
+            library says yes to that as well, and continues from an older one). Only once after a pass: then
             another pass must come. 1 + n states of memory for each sequence; only some architectures
             (recurrent.SNAPSHOTS).
 marks       A spare sequence is told to share the state (`llama_memory_seq_cp`). The next pass sees that it is
@@ -107,7 +107,7 @@ class States(Rollback):
         return self._go_to(sequence, n)
 
     def _go_to(self, sequence: int, n: int) -> int:
-        """Go back to a mark or a copy after `n` tokens, or to 0; return where that led."""
+        """Restore the state of a mark or copy after `n` tokens, or none; return its number of tokens."""
         line = self._lines[sequence]
         if n in line.marks:
             llama.llama_memory_seq_cp(self._memory, line.marks[n], sequence, 0, 0)

@@ -229,7 +229,7 @@ class Model(Closing):
         return self._check.condition(wait=wait) if self._check else "sound"
 
     def accept_weights(self) -> str:
-        """Go on with weights that were damaged; return a line for the user.
+        """Accept weights that were damaged and packed anew; return a line for the user.
 
         Raises EdgespecError if they could not be packed anew.
         """

@@ -205,7 +205,7 @@ class PartFile:
         return state if self.path.exists() else None
 
     def save(self, state: PartState) -> None:
-        """Record how much of the file is here, so that a pull goes on there."""
+        """Record how much of the file is here, so that a later pull continues there."""
         write_atomically(self._state_path, json.dumps(asdict(state)) + "\n")
 
     def discard(self) -> None:
@@ -250,7 +250,7 @@ def one_line(text: str) -> str:
 
 
 _log = logging.getLogger("huggingface_hub.file_download")
-_TIMEOUT_S = 5.0  # to the first answer: if the hub is unreachable, go on to the next source soon
+_TIMEOUT_S = 5.0  # to the first answer: if the hub is unreachable, try the next source soon
 
 
 def _is_no_retry(record: logging.LogRecord) -> bool:

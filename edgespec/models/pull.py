@@ -260,7 +260,7 @@ ProgressFn = Callable[[PullProgress], None]
 
 
 def no_progress(_: PullProgress) -> None:
-    """Show no progress of a pull."""
+    """Ignore the progress of a pull."""
 
 
 def _quantize(
@@ -503,7 +503,7 @@ class Puller:
             part.discard()
             raise SourceFailure(f"{error}; the download was deleted") from None
         finally:
-            with suppress(FileNotFoundError):  # stopped: the next pull goes on from here
+            with suppress(FileNotFoundError):  # stopped: the next pull continues from here
                 large.replace(part.path)
         label = f"{source.label}{CONVERTED_TO}{entry.converted}"
         self._put(entry, made, Stamp(self._hash(entry, made), made.stat().st_size, label, raw))

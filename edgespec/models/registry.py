@@ -418,9 +418,9 @@ def load_registry() -> Registry:
 
 
 def _changed(change: Callable[[dict[str, Any]], None]) -> str:
-    """Return the text of the user's models.toml after `change`, with comments and layout of the rest.
+    """Return the text of the user's models.toml after `change`, which keeps comments and layout of the rest.
 
-    Raises EdgespecError, for a file that is written in a way that cannot be changed in places too.
+    Raises EdgespecError, also for a file whose layout allows no change in place.
     """
     import tomlkit
 

@@ -39,7 +39,7 @@ class ModelRef:
 
 
 def ref_of(model: str | ModelRef) -> ModelRef:
-    """Return a reference to a model by its name; one that is there already is the same."""
+    """Return a reference to a model by its name; a reference is returned as it is."""
     return model if isinstance(model, ModelRef) else ModelRef(model)
 
 

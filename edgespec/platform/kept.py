@@ -48,7 +48,7 @@ class Kept:
     """
     holds: str
     deleted: Literal["always", "all", "named", "never"] = "all"
-    """Deleted by `cache clear`, by `cache clear all`, by `cache clear NAME` alone, or not by any of them."""
+    """Deleted by `cache clear`, by `cache clear all`, only by `cache clear NAME`, or not by any of them."""
     names: str = ".*"
     """Paths of its files below a folder of `places`, as a regular expression: others are not ours."""
     magics: tuple[bytes, ...] = (b"",)
@@ -92,7 +92,7 @@ class Kept:
         return re.escape(place).replace(r"\*", "[^/]*") + names + r"(\.set-aside(-\d+)?)?"
 
     def files(self) -> Iterator[Path]:
-        """Yield the files of ours that are there now, ordinary ones with our names and beginnings.
+        """Yield our files that exist now, ordinary ones with our names and beginnings.
 
         But no locks: whoever waits for one must find it.
         """
@@ -108,7 +108,7 @@ class Kept:
                         yield file
 
     def bytes(self) -> int:
-        """Return the size of all that is there now."""
+        """Return the size of all files that exist now."""
         total = 0
         for file in self.files():
             with suppress(OSError):  # deleted by now
@@ -291,7 +291,7 @@ class StateFile(Generic[T]):
     .lock           held by the process that writes
 
     edgespec works without these files: one that is damaged, or of another format, is set aside. The user is
-    told in one line, and the run goes on as if there were no file.
+    told in one line, and the run continues as if there were no file.
     """
 
     def __init__(
@@ -420,7 +420,7 @@ def identity_of(*files: Path) -> FileIdentity:
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What `FileTable` stores of a file; subclasses add what is known of it."""
+    """An entry of a `FileTable`; subclasses add the facts that are stored."""
 
     files: FileIdentity = ()
     """Of the file, and of the others of a split model."""
@@ -532,7 +532,7 @@ class BoundedFolder:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[int]:
-        """Open a file that this user alone can have written or read. Raises OSError; never waits."""
+        """Open a file that only this user can have written or read. Raises OSError; never waits."""
         with own_file(self.path / name) as file:
             if os.fstat(file).st_mode & 0o077:
                 raise PermissionError(errno.EPERM, "others can read or write it")

@@ -180,7 +180,7 @@ class _OthersMeter(Meter):
 
 
 def _checked(measured: object) -> Measurement:
-    """Return a Measurement. Raises TypeError and ValueError for what is none."""
+    """Return a Measurement. Raises TypeError and ValueError for any other value."""
     if not isinstance(measured, Measurement):
         raise TypeError(f"a {type(measured).__name__}, and no Measurement")
     numbers = [measured.seconds, measured.gap_s, *measured.domains.values(), *measured.phases.values()]
@@ -198,9 +198,9 @@ def _load(point: EntryPoint, on_message: MessageFn) -> Meter:
 def choose_meter(*, assume_watts: float | None = None, on_message: MessageFn = silent) -> Meter:
     """Return the first available meter of the entry points `edgespec.meters`, ours last.
 
-    Each is a function with these arguments that returns a Meter. Ours alone assumes watts, and where nothing
-    can be read its windows say why; `on_message` takes lines for the user. Raises UsageError for watts that
-    cannot be.
+    Each is a function with these arguments that returns a Meter. Only ours assumes watts, and if nothing
+    can be read its windows say why; `on_message` takes lines for the user. Raises UsageError for
+    impossible watts.
     """
     points = offered("edgespec.meters").values()
     if assume_watts is None:

@@ -9,7 +9,7 @@ edgespec.dialects    a function that adds an API to the server (docs/write-a-dia
 edgespec.meters      a function that returns a meter of energy (edgespec/platform/metering.py)
 edgespec.parts       what the core or another app asks of an app that it does not import, called APP.PART
 
-Code of others is called by `guarded` alone: it may fail in any way, and that is one line.
+Only `guarded` calls code of others: it may fail in any way, which becomes one line.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class HomeProcess:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is that process; a child forked from it is another."""
+        """Whether the current process is that one, and not a child forked from it."""
         return os.getpid() == self._pid
 
     def require(self) -> None:
@@ -204,7 +204,7 @@ def _free_at_home(pid: int, free: Callable[..., object], args: tuple[Any, ...]) 
 
 
 def is_requested(interrupt: _core.Interrupt | None) -> bool:
-    """Whether an interruption came that was not drained."""
+    """Whether an interruption came that was not cleared by `drain`."""
     if interrupt is None:
         return False
     waiting = select.poll()

@@ -116,7 +116,7 @@ class PipedResults:
     """Results for a pipe, as they come or in order. A batch that ends early begins anew."""
 
     def __init__(self, file: int, name: str, key: str, *, in_order: bool, as_text: bool = False) -> None:
-        """Write to a file descriptor; `name` is for errors. `as_text`: the answers alone, in order."""
+        """Write to a file descriptor; `name` is for errors. `as_text`: only the answers, in order."""
         self._file, self._name, self._key = file, name, key
         self._in_order, self._as_text = in_order, as_text
         self._waiting: dict[int, bytes] = {}  # later results, by place

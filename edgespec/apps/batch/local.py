@@ -60,7 +60,7 @@ class _OpenRequest:
         return index * self.prepared.n_prompts // len(self.prepared.texts)
 
     def may_begin(self, index: int) -> bool:
-        """Whether it is the first of its prompt, or that is prefilled."""
+        """Whether its prompt is prefilled, or it is the text that will prefill it."""
         n_each = len(self.prepared.texts) // self.prepared.n_prompts
         return index % n_each == 0 or self.prompt(index) in self.prefilled
 
@@ -105,7 +105,7 @@ class LocalWriter:
         """Begin a request, or queue it until there is room for its tokens."""
         try:
             opened = self._prepare(request)
-        except Exception as error:  # noqa: BLE001 - an error of this request alone
+        except Exception as error:  # noqa: BLE001 - an error of only this request
             self._ended.append((request, self._error(error)))
             return
         self._open.append(opened)
@@ -197,7 +197,7 @@ class LocalWriter:
                         "shorten the prompt, lower max_tokens, or begin with a larger --ctx",
                         code="context_length_exceeded",
                     )
-            except Exception as error:  # noqa: BLE001 - an error of this request alone
+            except Exception as error:  # noqa: BLE001 - an error of only this request
                 self._end(opened, self._error(error))
 
     def _take(self, stream: Stream) -> None:
@@ -217,7 +217,7 @@ class LocalWriter:
             if len(opened.results) == len(opened.prepared.texts):
                 results = [opened.results[i] for i in range(len(opened.results))]
                 self._end(opened, BatchAnswer(200, opened.writer.whole(results).encode()))
-        except Exception as error:  # noqa: BLE001 - an error of this request alone
+        except Exception as error:  # noqa: BLE001 - an error of only this request
             self._end(opened, self._error(error))
 
     def _end(self, opened: _OpenRequest, answer: BatchAnswer) -> None:

@@ -1,7 +1,7 @@
 """A batch on a Ray cluster: a worker on each node, with its own engine.
 
-No line is lost: requests of a worker that dies are given out again. A line that was with three such workers,
-with the last one alone, becomes an error. Nodes that join are used once their models are loaded.
+No line is lost: requests of a worker that dies are given out again. A line that three such workers had,
+the last of them with no other line, becomes an error. Nodes that join are used once their models are loaded.
 """
 
 from __future__ import annotations

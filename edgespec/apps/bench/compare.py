@@ -245,7 +245,7 @@ def arithmetic(n: int) -> tuple[Prompt, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TextTask:
-    """What the process of a group scores; the first file that can be read is the reference."""
+    """The task of a group's process: to score files; the first that can be read is the reference."""
 
     files: dict[str, str]
     """Name -> path."""
@@ -419,7 +419,7 @@ class Comparison:
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Find what is kept of the cells."""
+        """Read the kept runs of the cells."""
         every = product(self.kernels, self.targets, self.drafts)
         self._combinations = [Combination(target, draft, choice) for choice, target, draft in every]
         drafting = {name: file for name, file in self.drafts.items() if file}
@@ -456,7 +456,7 @@ class Comparison:
         self._cells.measure(range(self.rounds), on_progress)
 
     def score(self, text: str, n_tokens: int, on_progress: WorkProgressFn) -> None:
-        """Score targets and references on a text, each beside the best quantization of its model among them.
+        """Score targets and references on a text, each against the best quantization of its model among them.
 
         Raises OSError if the scores cannot be kept.
         """

@@ -357,7 +357,7 @@ def _rounds(n: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCell:
-    """What the process of a cell measured."""
+    """The result of the process of a cell."""
 
     kernels: str
     """The instruction set of edgespec's kernels, or "stock"."""
@@ -370,7 +370,7 @@ class MeasuredCell:
 
 @dataclass(frozen=True, slots=True)
 class CellTask:
-    """What the process of a cell measures in a round: a target with a draft, or without one."""
+    """The task of a cell's process in a round: to measure a target with a draft, or without one."""
 
     target: str
     """The model's file, and the draft's."""
@@ -413,9 +413,9 @@ class KeptCells:
     """Cells measured in turns, round by round, and the files of their runs: FOLDER/NAME.ROUND.KEY.json."""
 
     def __init__(self, tasks: Mapping[str, CellTask], folder: Path, conditions: object = None) -> None:
-        """Take what `folder` has of `tasks`, by name.
+        """Read what `folder` holds of `tasks`, by name.
 
-        `conditions`: what the runs depend on beside their task, such as the machine.
+        `conditions`: what the runs depend on besides their task, such as the machine.
         """
         self.skipped: dict[str, str] = {}
         """The reason, by name, of each cell that failed since."""
@@ -596,7 +596,7 @@ class LlamaCpp:
     def _figures(
         self, program: str, text: str, round_: int, options: Sequence[str], figures: Sequence[str]
     ) -> tuple[str, list[float]]:
-        """Return what a program wrote, and the numbers that match `figures` in its log."""
+        """Return the text that a program wrote, and the numbers that match `figures` in its log."""
         params, seed = (
             self.settings.params,
             (self.settings.seed + round_) % 0xFFFFFFFF,

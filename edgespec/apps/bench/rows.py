@@ -130,7 +130,7 @@ class Report:
     def document(self) -> bytes:
         """Return the outcome as a line of JSON, with raw runs and with summaries in the order of the cells.
 
-        `busy`: what the figures are worth if the machine was.
+        `busy`: the sentence about the figures if the machine was busy.
         """
         whole = {"outcome": self.outcome, "busy": self.outcome.busy, "summary": self.summaries}
         return msgspec.json.encode(whole) + b"\n"
@@ -317,7 +317,7 @@ def title(outcome: BenchmarkOutcome) -> str:
 
 
 def sentences(report: Report) -> list[str]:
-    """Return what the figures are worth, the headline, and what there is to say of texts and energy."""
+    """Return sentences: how reliable the figures are, the headline, and remarks on texts and energy."""
     busy = [report.outcome.busy] if report.outcome.busy else []
     return [*busy, headline(report), *_lossy_lines(report), _identical_line(report), _energy_line(report)]
 

@@ -77,7 +77,7 @@ class Run:
     exact: bool = True
     """Whether the text is distributed as the target's own."""
     target_share: float = 1.0
-    """Share of the tokens that the target wrote or judged."""
+    """Share of the tokens that the target wrote or verified."""
     agreement: float | None = None
     """Share of the tokens that are the target's likeliest at their place; None: exact variant, or sampled."""
     kl: float | None = None
@@ -151,7 +151,7 @@ class ProblemsSolved:
     passed: int
     n_problems: int
     target_share: float
-    """Share of the answers' tokens that the target wrote or judged."""
+    """Share of the answers' tokens that the target wrote or verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class BenchmarkOutcome:
 
     @property
     def busy(self) -> str | None:
-        """What the figures are worth, in a sentence, where other programs ran meanwhile; else None."""
+        """A sentence about how reliable the figures are if other programs ran meanwhile; else None."""
         if not any(BUSY in line for line in self.warnings):
             return None
         return (

@@ -70,7 +70,7 @@ class VariantSummary:
     exact: bool = True
     """Whether its texts are distributed as the target's own."""
     target_share: float = 1.0
-    """Share of all tokens that the target wrote or judged."""
+    """Share of all tokens that the target wrote or verified."""
     agreement: float | None = None
     """Share of all tokens that are the target's likeliest at their place; None: exact, or unavailable."""
     kl: float | None = None

@@ -143,7 +143,7 @@ def simulate(marks: TeacherScores, waking: Waking) -> tuple[int, int, float]:
     """Return the tokens that the small model gets wrong, those that the target writes, and the sum of the KL.
 
     The cascade's rule is applied along the target's answer in `marks`: while the target is awake it writes a
-    span of tokens, and each token of the small model is judged as if the target had written all before it.
+    span of tokens, and each token of the small model is compared as if the target had written all before it.
     """
     values = marks.margin if waking.signal == "margin" else marks.entropy
     confidence = Confidence(waking)

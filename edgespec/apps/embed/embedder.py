@@ -208,7 +208,7 @@ class PoolingContext(Closing):
             )
 
     def close(self) -> None:
-        """Free it; a second call does nothing."""
+        """Free the library's object; a second call does nothing."""
         self._finalizer()
 
 
@@ -302,7 +302,7 @@ class Embedder(Closing):
         return normalised(outputs)
 
     def _room_for(self, n_tokens: int) -> PoolingContext:
-        """Return a context for a pass of so many tokens, kept for the next passes."""
+        """Return a context with room for a pass of `n_tokens`, kept for later passes."""
         if self._context is None or self._context.n_tokens < n_tokens:
             if self._context:
                 self._context.close()

@@ -158,7 +158,7 @@ def why_none(found: Sequence[SourceFinding]) -> str:
 
 
 class AssumedPower(EnergySource):
-    """Constant watts that the user gave."""
+    """A source of constant watts, which the user gave: estimates."""
 
     estimated = True
     domains = ("assumed",)
@@ -223,7 +223,7 @@ class PmicPower(EnergySource):
 
 
 def find_pmic(root: Path) -> SourceFinding:
-    """Look for a Raspberry Pi 5, and the command by which it tells its power."""
+    """Look for a Raspberry Pi 5, and the command that prints its power."""
     board = device_model(root)
     if "Raspberry Pi" in board and "Raspberry Pi 5" not in board:
         return SourceFinding(PMIC, None, f"a {board} has no sensor of its current: only a Pi 5 has")
@@ -455,7 +455,7 @@ def boot_clock() -> float:
 
 
 class EnergySums(NamedTuple):
-    """What the source has measured up to a moment."""
+    """The joules that a source has measured up to a moment."""
 
     at: float
     joules: tuple[float, ...]
@@ -583,8 +583,8 @@ class EnergyMeter(Closing):
     def sample(self) -> bool:
         """Read the source for the open windows, as the thread does every `interval_s`.
 
-        Return whether that succeeded. A failure loses little: a counter keeps counting, and of power only
-        one sample is missing.
+        Return whether that succeeded. A failure loses little: a counter keeps counting, and a source of power
+        misses only one sample.
         """
         source = self._source
         if source is None:

@@ -43,7 +43,7 @@ from edgespec.models.hub import format_size
 #     rejected places texts      whole texts; the target reads them before all others
 #     the history     prompts    documents up to their last answer: the target answers anew
 #                     texts      whole documents: the target only reads them
-#     a text file     prompts    beginnings of passages: the target goes on
+#     a text file     prompts    beginnings of passages, which the target continues
 #                     texts      whole passages
 #     a .jsonl file   prompts    of a suite (suites.py)
 #
@@ -70,7 +70,7 @@ def all_prompts(
     from_history: bool = False,
     rejected: Sequence[RejectedText] = (),
 ) -> Prompts:
-    """Yield the user's prompts, the user's texts and built-in prompts in turns; at last, built-in ones alone.
+    """Yield the user's prompts, the user's texts and built-in prompts in turns; at last only built-in ones.
 
     First of all come some of the user's texts that are held out. `rejected`: texts that are read apart from
     these, and may be in the history too. Raises EdgespecError for a history that is too small, and UsageError
@@ -124,7 +124,7 @@ class RejectedTexts:
     def prompts(self, writer: Dataset, on_message: MessageFn) -> Prompts:
         """Return the unread passages in turns with new built-in prompts.
 
-        Where the budget has no room for them texts are deleted, and none are written beside them. Raises
+        If the budget has no room for them, texts are deleted, and only the passages are returned. Raises
         OSError.
         """
         if not self.unread:

@@ -250,7 +250,7 @@ class Dataset:
         return n_gone
 
     def flush(self) -> None:
-        """Write the waiting texts as a shard. Raises OSError; they then go on waiting."""
+        """Write the waiting texts as a shard. Raises OSError; they then keep waiting."""
         if not self._waiting:
             return
         path = self.folder / f"{self._last + 1:05d}.npz"

@@ -132,7 +132,7 @@ class Guard:
     def __init__(
         self, target: ModelWeights, texts: GuardTexts, installed: Path, first: Path | None = None
     ) -> None:
-        """Measure the head in the file `installed`, of `target`. Raises UsageError if it is none.
+        """Measure the head in the file `installed`, of `target`. Raises UsageError if it is no head.
 
         `first`: the head that learning began with; None: this one.
         """
@@ -162,7 +162,7 @@ class Guard:
         return path, 1.0, whole
 
     def judge(self, path: Path) -> GuardFigures:
-        """Return the figures of the head in `path` beside those of the installed one."""
+        """Return the figures of the head in `path`, compared with the installed one."""
         own, built_in = accepted(path, self._target, self._texts)
         own_before, built_in_before = self._before
         return GuardFigures(
@@ -205,7 +205,7 @@ _BYTES_OF_BATCH = 1 << 30  # activations, logits
 
 @dataclass(slots=True, kw_only=True)
 class MakeResult:
-    """What became of a DraftRequest: all candidates, the best, and what it was measured against."""
+    """The outcome of a DraftRequest: all candidates, the best, and what it was measured against."""
 
     target_name: str
     texts: dict[str, int]
@@ -608,9 +608,9 @@ class RunState:
 
 
 def resume(folder: Path, key: str, on_message: MessageFn, *, force: bool = False) -> RunState:
-    """Return the run in `folder` that goes on, or a new one; `on_message` is told which. Raises OSError.
+    """Return the unfinished run in `folder`, or a new one; `on_message` takes a line. Raises OSError.
 
-    `force`: a finished run that stored no draft goes on too, to store one.
+    `force`: a finished run that stored no draft is resumed too, to store one.
     """
     found = StateFile(
         folder / _STATE, lambda data: parse_struct(data, RunState), lock=".make.lock", on_message=on_message

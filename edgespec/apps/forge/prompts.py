@@ -3,7 +3,7 @@
 prompts.toml has kinds of prompts, each with a share and templates, and lists of words that fill them. More
 prompts ask about functions of this machine's Python library, or put questions to the
 target that it wrote itself (`TextPrompt.then`; Self-Instruct, arXiv 2212.10560). No prompt may come from a
-benchmark: benchmarks judge drafts.
+benchmark: benchmarks evaluate drafts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PER_FILE = 12  # functions: some modules have hundreds that look alike
 
 @cache
 def library() -> tuple[Path, ...]:
-    """Return the files of the Python library, but for tests and the like."""
+    """Return the files of the Python library, except tests and the like."""
     root = Path(sysconfig.get_path("stdlib"))
     found = (path for path in root.rglob("*.py") if not _LEFT_OUT & set(path.relative_to(root).parts))
     return tuple(sorted(found))
@@ -79,7 +79,7 @@ def functions_of(path: Path) -> Iterator[dict[str, str]]:
 def _function_prompts(
     described: Sequence[str], code: Sequence[str], words: Words, rng: random.Random
 ) -> Callable[[random.Random], TextPrompt]:
-    """Return what draws prompts about the library's functions; their text is "" when there are none.
+    """Return a function that draws prompts on library functions; their text is "" when there are none.
 
     The templates `described` are for functions with a docstring, `code` for any. A function's parts fill
     slots such as <NAME>, `words` the others.

@@ -1,4 +1,4 @@
-"""What is asked of `edgespec draft make`, where its stages report to, and what may stop them."""
+"""The request of `edgespec draft make`, where its stages report to, and what may stop them."""
 
 from __future__ import annotations
 

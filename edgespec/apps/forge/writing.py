@@ -1,4 +1,4 @@
-"""Generation of a dataset's texts by the target, 16 at once in one KV cache; other texts are only read.
+"""Generates a dataset's texts with the target, 16 at once in one KV cache; other texts are only read.
 
 A forward pass takes the next token of every text that is being written, and as many tokens of prompts and of
 texts to read as it has room for. It gives the hidden states of its tokens.
@@ -44,7 +44,7 @@ _NO_PREFIX = np.empty(0, np.int32)  # the samplers have no penalties
 
 @dataclass(frozen=True, slots=True)
 class WritingSettings:
-    """Sizes of the generation."""
+    """Sizes of the generation of texts."""
 
     n_texts: int = 16
     """Texts at once; fewer where memory has no room for their KV cache."""
@@ -64,7 +64,7 @@ class RunningText:
     prompt: TextPrompt | TokenPrompt
     tokens: list[int]
     end: TrainingText
-    """The text at its end, but for its tokens; hidden states are filled in as they are evaluated."""
+    """The text at its end, without its tokens; hidden states are filled in as they are evaluated."""
     n_end: int
     sequence: int
     coins: Coins

@@ -73,7 +73,7 @@ class AnswerText:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return self._text.getvalue()
 
     def add(self, tokens: Sequence[Token]) -> str:

@@ -290,7 +290,7 @@ def _chat(reader: RequestReader, body: CountTokensRequest) -> ChatRequest:
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(body, MessagesRequest):
         fields |= {
-            "max_tokens": body.max_tokens or 1,  # 0: the prompt alone is wanted
+            "max_tokens": body.max_tokens or 1,  # 0: only the prompt is wanted
             "stop": body.stop_sequences,
             "user": body.metadata.user_id if body.metadata else None,
             **{name: getattr(body, name) for name in ("stream", "temperature", "top_p", "top_k")},
@@ -485,7 +485,7 @@ class MessagesWriter(EventWriter):
         if event.kind == "end":
             yield from self._end()
             yield from self._last(self.results[0], event.reason)
-        elif self._max_tokens:  # else the prompt alone is wanted
+        elif self._max_tokens:  # else only the prompt is wanted
             yield from self._add(event)
 
     def encode(self, part: Fields) -> str:
@@ -529,7 +529,7 @@ class MessagesWriter(EventWriter):
                 yield self._piece("input_json_delta", partial_json=text)
 
     def _block(self, kind: str, **fields: Any) -> Iterator[Fields]:  # noqa: ANN401 - JSON
-        """Begin a block of this kind where the last one is none."""
+        """Begin a block of this kind, unless the last one is of it."""
         if self._open and self._blocks[-1]["type"] == kind:
             return
         yield from self._end()

@@ -1,4 +1,4 @@
-"""The applications: of a pair of models, of a Whisper model alone, of an embedding model; and their routes.
+"""The applications: of a pair of models, of only a Whisper model, of an embedding model; and their routes.
 
 OpenAI's Responses, Anthropic's and Ollama's APIs have folders. Here are OpenAI's other routes, those of
 llama-server and `edgespec run`, health and metrics.
@@ -436,7 +436,7 @@ def drafters_of(engine: Engine) -> list[str]:
     return [name for name in get_args(DrafterName) if name != "mtp" or engine.draft.is_mtp]
 
 
-# ---- recordings alone ----
+# ---- only recordings ----
 
 
 def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: MessageFn) -> FastAPI:
@@ -450,7 +450,7 @@ def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: M
     return app
 
 
-# ---- vectors alone ----
+# ---- only vectors ----
 
 TEXT_ROUTES = (
     "/v1/chat/completions",

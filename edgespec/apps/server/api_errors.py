@@ -220,7 +220,7 @@ def speaks_anthropic(scope: Mapping[str, Any]) -> bool:
 
 
 NO_THREAD = "thread_unsupported_request"
-"""Code at which Anthropic's clients go on without a thread."""
+"""Code at which Anthropic's clients continue without a thread."""
 
 REQUEST_ID = "request-id"
 """Header of Anthropic's API with the id of a request."""
@@ -289,8 +289,8 @@ def validation_error(errors: Sequence[Mapping[str, Any]], body: object = None) -
 def engine_error(error: Exception, log: MessageFn) -> ApiError:
     """Return the answer for what the engine or the worker raised.
 
-    A mistake in a field that the request set is told with the field's id. Anything else may hold a path: it
-    goes to `log`.
+    A mistake in a field that the request set names the field's id. Anything else may hold a path, so it goes
+    to `log`.
     """
     if isinstance(error, ApiError):
         return error

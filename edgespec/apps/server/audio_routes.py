@@ -129,7 +129,7 @@ class SpeechService:
 
     @property
     def named(self) -> NamedModel:
-        """Its names."""
+        """The names by which requests ask for it."""
         return NamedModel(self.name, self.aliases, frozenset({"speech"}))
 
 

@@ -43,7 +43,7 @@ class QueuedTexts(QueuedRequest[Never, EmbeddedTexts]):
 
     texts: Sequence[Sequence[int]]
     rows: list[Vectors] = field(default_factory=list)
-    """Those that are there, in the order of the texts."""
+    """Those made so far, in the order of the texts."""
 
     def unread(self) -> Iterator[tuple[QueuedTexts, Sequence[int]]]:
         """Yield the request with each text that has no vector yet."""
@@ -51,7 +51,7 @@ class QueuedTexts(QueuedRequest[Never, EmbeddedTexts]):
 
 
 class EmbeddingWorker(RequestWorker[QueuedTexts, Never, EmbeddedTexts]):
-    """Embeds texts on its own thread, which alone uses `embedder` from `start` to the end of `stop`."""
+    """Embeds texts on its own thread, the only one that uses `embedder` from `start` to the end of `stop`."""
 
     def __init__(self, embedder: Embedder, cancellation: Cancellation, **limits: Unpack[QueueLimits]) -> None:
         """Embed with `embedder`, which was made with the interrupt of `cancellation`."""
@@ -289,7 +289,7 @@ def add_embeddings(app: FastAPI, service: EmbeddingService, answerer: Answerer) 
 
 
 def cut_rows(rows: Vectors, dimensions: int | None) -> Vectors:
-    """Return vectors of so many numbers; None: as they are."""
+    """Return vectors cut to `dimensions` numbers, at length 1 again; None: uncut."""
     return rows if dimensions is None else normalised(rows, dimensions)
 
 

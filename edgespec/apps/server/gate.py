@@ -64,7 +64,7 @@ class GateLimits:
     """Other sites (`read_origin`) whose pages may ask, and read the answers; a key is needed as without."""
 
     def allows(self, origin: str) -> bool:
-        """Whether pages of another site may ask."""
+        """Whether web pages of `origin`, another site, may send requests."""
         return origin in self.origins or "*" in self.origins
 
 
@@ -176,7 +176,7 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
 
 
 def read_origin(text: str) -> str:
-    """Return an origin as browsers write it, or `*` for all. Raises UsageError for what is none."""
+    """Return an origin as browsers write it, or `*` for all. Raises UsageError for any other text."""
     origin = text.lower()
     if origin != "*" and not _ORIGIN.fullmatch(origin):
         problem = "must be SCHEME://HOST or SCHEME://HOST:PORT, such as http://localhost:3000, or *"
@@ -215,7 +215,7 @@ def _names_loopback(host: str) -> bool:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """Return what gives `body`, which was read from `receive`, and then whatever comes after it."""
+    """Return an ASGI receive function that gives `body`, read from `receive`, and then what follows."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:

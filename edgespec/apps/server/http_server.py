@@ -213,9 +213,9 @@ FORWARDED = "is_forwarded"
 def noting_requests(
     app: ASGIApp, write: MessageFn, count: Callable[[Scope, int], None] = lambda _scope, _status: None
 ) -> ASGIApp:
-    """Return `app`, of whose answers `write` gets a line each, but for the page's own parts.
+    """Return `app`, with a line to `write` for each answer except the page's own files.
 
-    `count` gets the status of each. What fails without an answer becomes a 500 in the form of other errors.
+    `count` gets the status of each. A failure without an answer becomes a 500 in the form of other errors.
     """
 
     async def noted(scope: Scope, receive: Receive, send: Send) -> None:
@@ -226,7 +226,7 @@ def noting_requests(
         scope.setdefault("state", {})
 
         def tell(line: str) -> None:
-            with contextlib.suppress(OSError):  # whoever reads the log may be gone; the server goes on
+            with contextlib.suppress(OSError):  # the reader of the log may be gone; the server continues
                 write(line)
 
         async def note(message: Message) -> None:

@@ -120,7 +120,7 @@ def _said_to_be_json(request: Request) -> MutableMapping[str, Any]:
     """Return the scope of a request with JSON's Content-Type. Raises ApiError for one of another web page.
 
     Without JSON's Content-Type a browser lets any page send it. The gate refuses pages by their Origin; this
-    is for a browser that tells the page by its newer header alone.
+    is for a browser that names the page only by its newer header.
     """
     _refuse_other_pages(request)
     others = [header for header in request.scope["headers"] if header[0] != b"content-type"]

@@ -54,7 +54,7 @@ class NamedModel:
 
     @classmethod
     def of(cls, model: Model, names: Sequence[str]) -> NamedModel:
-        """Return the names of a loaded model: `names`, of which the first is told, and its file's."""
+        """Return the names of a loaded model: `names`, of which answers use the first, and its file's."""
         size = human_number(model.n_params)
         return cls(
             names[0], (*names[1:],), title=model.name, quantization=quantization(model.ftype), size=size
@@ -66,7 +66,7 @@ class NamedModel:
         return self.name if ":" in self.name else f"{self.name}:latest"
 
     def level(self, wanted: str) -> int:
-        """Return how near a name is: 0: its own, 1: its file's, 2: one with or without a tag, 3: none."""
+        """Return how closely `wanted` matches. 0: its name, 1: its file, 2: but for a tag, 3: not at all."""
         names = {_plain(name) for name in (self.name, *self.aliases)}
         if wanted in names:
             return 0

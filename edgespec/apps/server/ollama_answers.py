@@ -1,4 +1,4 @@
-"""What all answers of Ollama's API share: an error, versions, digests, times."""
+"""The parts that answers of Ollama's API share: an error, versions, digests, times."""
 
 from __future__ import annotations
 

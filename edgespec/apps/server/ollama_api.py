@@ -249,7 +249,7 @@ def read_request(reader: RequestReader, body: OllamaChatRequest | OllamaGenerate
         if body.tools:
             fields["tools"] = [{"type": "function", **tool} for tool in body.tools]  # who may leave it out
         if messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
-            fields["continue_final_message"] = True  # Ollama goes on with what an answer begins with
+            fields["continue_final_message"] = True  # Ollama continues the beginning of an answer
     elif body.raw or body.suffix or reader.model.chat_template is None:
         fields |= _text_fields(body)
         return _fitted(reader, reader.choices(checked(CompletionRequest, fields)), options)
@@ -437,7 +437,7 @@ class OllamaWriter(EventWriter):
         return ""
 
     def reading(self, progress: PromptProgress) -> str:
-        """Return nothing: Ollama has no line for it, and none that clients skip."""
+        """Return "": Ollama's clients know no line for it, and would not skip one."""
         return ""
 
     def _told(self, part: dict[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class OpenAIWriter(EventWriter):
             yield {}
 
     def encode(self, part: dict[str, Any]) -> str:
-        """Return the event of a chunk; of none, the last one."""
+        """Return a chunk as a server-sent event; for an empty one, the event that ends the stream."""
         return super().encode(part) if part else "data: [DONE]\n\n"
 
     def answer(self) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class CompletionWriter(OpenAIWriter):
         return [*prompt, *self.texts[index].tokens, *end]
 
     def _older_form(self, tokens: Iterable[Token], offset: int = 0) -> tuple[dict[str, Any], int]:
-        """Return the `TextLogprobs` of tokens, whose text begins at `offset`, and where it ends."""
+        """Return the logprobs of tokens as text completions have them, and where their text ends."""
         made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token in tokens:
             text = self._name(token.id)

@@ -173,7 +173,7 @@ class Service:
 
     @property
     def names(self) -> ServedNames:
-        """By which requests ask for it."""
+        """The names by which requests ask for it."""
         return ServedNames([self.named])
 
     def fingerprint(self, engine: Engine) -> str:
@@ -404,7 +404,7 @@ def _names(tools: Sequence[Tool]) -> frozenset[str]:
 
 
 def _with_allowed_tools(request: ChatRequest) -> ChatRequest:
-    """Return `request` with those functions alone that its `tool_choice` allows. Raises ApiError."""
+    """Return `request` with only the functions that its `tool_choice` allows. Raises ApiError."""
     choice = request.tool_choice
     if not isinstance(choice, AllowedToolsChoice):
         return request

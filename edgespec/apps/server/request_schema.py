@@ -302,7 +302,7 @@ class SpeculativeOptions(RequestPart):
 
 
 class StreamOptions(RequestPart):
-    """What a stream tells beside text: tokens used, at its end."""
+    """What a stream tells besides text: tokens used, at its end."""
 
     include_usage: bool | None = None
     continuous_usage_stats: Literal[False] | None = None

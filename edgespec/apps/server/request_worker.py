@@ -241,7 +241,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
         self._thread.start()
 
     async def stop(self, *, grace_s: float) -> None:
-        """Refuse new and waiting requests, let those that run go on for `grace_s` seconds, end the thread.
+        """Refuse new and waiting requests, give those that run `grace_s` seconds, end the thread.
 
         May be called again with a shorter time meanwhile. Afterwards the caller may use the models again.
         """

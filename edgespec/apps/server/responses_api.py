@@ -307,7 +307,7 @@ def _unread(body: ResponsesRequest, items: Sequence[Item]) -> Iterator[str]:
 # ---- answers ----
 
 Event = dict[str, Any]
-"""An event with its type; parts of it change as the answer goes on."""
+"""An event with its type; parts of it change while the answer is written."""
 
 
 class ResponseWriter(EventWriter):

@@ -207,7 +207,7 @@ LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 
 CONVERSATION = "edgespec_conversation"
-"""The field with the items of the stored conversation that a request goes on with, which the server adds."""
+"""The field with the items of the stored conversation that a request continues, which the server adds."""
 
 
 class ResponsesRequest(OtherFields):

@@ -1,6 +1,6 @@
-"""Responses kept with the server, whichever model wrote them, so that a client can go on with one by its id.
+"""Responses kept with the server, whichever model wrote them, so that a client can continue one by its id.
 
-Kept where requests come in: a request gets the conversation that it goes on with before its model reads it,
+Kept where requests come in: a request gets the conversation that it continues before its model reads it,
 an answer is stored on its way out. A stream that fails, here or in a model's process, ends as OpenAI's do.
 """
 
@@ -78,7 +78,7 @@ class KeepingResponses:
         self._app, self._store = app, store
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with the conversation that it goes on with, and store its answer."""
+        """Pass a request on with the conversation that it continues, and store its answer."""
         if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith(PATH):
             await self._app(scope, receive, send)
             return
@@ -122,7 +122,7 @@ def _joined(*lists: bytes) -> bytes:
 
 
 class _Event(msgspec.Struct):
-    """What is read of an event, or of a whole answer."""
+    """The fields that are read of an event, or of a whole answer."""
 
     type: str = ""
     sequence_number: int = -1
@@ -131,7 +131,7 @@ class _Event(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """What is read of a response."""
+    """The fields that are read of a response."""
 
     id: str
     output: msgspec.Raw

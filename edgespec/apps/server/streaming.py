@@ -53,7 +53,7 @@ Body = TypeVar("Body")
 
 
 class Startable(Protocol):
-    """What a worker makes one answer of: a text, a recording, texts to be embedded."""
+    """The input of one answer of a worker: a text, a recording, texts to be embedded."""
 
     def start(self, worker: Any, client: str, *, follows: bool) -> Start[Any, Any]:  # noqa: ANN401 - its kind's
         """Return the function that begins the answer in the turn of `client`.
@@ -308,7 +308,7 @@ class AnswerWriter(ABC, Generic[Part, End]):
         """Return the answer of a request that does not stream: all was added, and the answers ended so."""
 
     def add(self, index: int, made: Sequence[Part]) -> str:
-        """Return the part of a stream for what was `made` of the answer number `index`."""
+        """Return the part of a stream that tells what was `made` of answer number `index`."""
         return "".join(map(self.encode, self.parts(index, made)))
 
     def finish(self, index: int, end: End) -> str:
@@ -357,7 +357,7 @@ class StreamingAnswer(Response):
         self._parts = run.parts(writer)
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the answer to the client."""
         self._run.watch(receive)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

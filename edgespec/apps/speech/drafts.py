@@ -180,7 +180,7 @@ class ModelDrafts:
         )
 
     def expect(self, tokens: Sequence[int]) -> None:
-        """Draft with the text `tokens`, which is expected again, in place of all that was heard before."""
+        """Draft with the text `tokens`, which is expected again, instead of all earlier text."""
         self.heard_text.expect(tokens)
 
     def decoded(self, tokens: Sequence[int], n_prompt: int, drafter: Drafter | None, seconds: float) -> None:
@@ -227,7 +227,7 @@ class HeardText:
         return self.saves > _WORTH
 
     def expect(self, tokens: Sequence[int]) -> None:
-        """Draft with the text `tokens`, which is expected again, in place of all that was heard before."""
+        """Draft with the text `tokens`, which is expected again, instead of all earlier text."""
         self.store.forget()
         self.store.load(np.array([*tokens, -1], np.int32))
         self.saves = 1.0

@@ -45,13 +45,13 @@ class RuleTokens:
 
 
 class TimestampState:
-    """A position in the rules that depend on tokens alone; a Matcher of `Constraint`."""
+    """A position in the rules that depend only on tokens; a Matcher of `Constraint`."""
 
     def __init__(self, tokens: RuleTokens) -> None:
         """Begin before the first token of a window."""
         self._tokens = tokens
         self._written: list[int] = []
-        self._lasts = [-1]  # the last timestamp after so many tokens; -1: none yet
+        self._lasts = [-1]  # the last timestamp after that many tokens; -1: none yet
 
     @property
     def state(self) -> State:
@@ -99,7 +99,7 @@ class TimestampState:
         out[:] = np.packbits(bits, bitorder="little").view(np.uint32)
 
     def consume(self, token: int) -> None:
-        """Move on by `token`, of the window's text or one of its times."""
+        """Advance by `token`, of the window's text or one of its times."""
         self._written.append(token)
         is_time = token >= self._tokens.first_timestamp
         self._lasts.append(token if is_time else self._lasts[-1])
@@ -167,7 +167,7 @@ class SpeechRules(Constraint):
         return masked
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Move on by `tokens`, which were emitted, and count their probabilities."""
+        """Advance by `tokens`, which were emitted, and count their probabilities."""
         for n, token in enumerate(tokens):
             place = self._places.get(tuple(tokens[:n]))
             if place is not None:

@@ -1,4 +1,4 @@
-"""Whisper models: the file that a reference means, what is known of it, and what is none."""
+"""Whisper models: the file that a reference means, its facts, and the refusal of other files."""
 
 from __future__ import annotations
 

@@ -165,10 +165,10 @@ class Hearing:
             stats.total_s = time.perf_counter() - started
 
     def silent_frames(self, sound: Samples) -> int:
-        """Return how many frames at the beginning of a window's `sound` nobody has to hear.
+        """Return how many frames at the beginning of a window's `sound` are skipped, of 10 ms each.
 
-        All, if it is silent; and a silence that is longer than the latest first timestamp: the text after
-        it would get too early a time.
+        All, if it is silent; else a silence that is longer than the latest first timestamp, because the text
+        after it would get too early a time.
         """
         latest_s = self._options.max_initial_timestamp
         if is_silent(sound):
@@ -301,7 +301,7 @@ class Hearing:
 
 
 def _checked(samples: object) -> Samples:
-    """Return `samples` as float32. Raises UsageError for what is no mono sound."""
+    """Return `samples` as float32, shape (n,). Raises UsageError for anything but mono sound."""
     if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype.kind != "f":
         form = f" of {samples.dtype}, shape {samples.shape}" if isinstance(samples, np.ndarray) else ""
         problem = f"must be a numpy array of floats, mono, not {type(samples).__name__}{form}"
@@ -356,10 +356,10 @@ class WindowText:
 
 
 def best_of(attempts: Sequence[WindowText], options: SpeechOptions, seconds: float) -> WindowText:
-    """Return the text of the highest mean logprob: speech that repeats itself is written so, too.
+    """Return the text of the highest mean logprob, even if it repeats itself: speech may do so.
 
-    A loop of the model's is no speech: a text that repeats itself, and has more to say than the `seconds` of
-    sound allow; or that ran to the limit of its tokens, if a later one is good.
+    Left out are loops of the model: a text that repeats itself and is too long for the `seconds` of sound, or
+    that reached the limit of tokens, if a later one is good.
     """
     most = _FASTEST * (seconds + 1.0)
     fitting = [one for one in attempts if len(one.text) <= most or one.fault(options) != REPEATS] or attempts
@@ -397,7 +397,7 @@ class WindowDecoder:
         seconds: float,
         drafts: ModelDrafts | None = None,
     ) -> WindowText:
-        """Return the text of the window in `cache`, which begins with `start`, after the text `before`.
+        """Return the text of the window in `cache`: it begins with tokens `start`, after the text `before`.
 
         `place`: the window's number, which its random numbers depend on. `seconds`: of sound in the window.
         """
@@ -505,7 +505,7 @@ def open_transcriber(
 ) -> Iterator[Transcriber]:
     """Load `model` and what drafts for it; free both at the end of the block.
 
-    `draft`: a smaller Whisper model, which drafts with text heard before; "auto" for that text alone; "none".
+    `draft`: a smaller Whisper model, which drafts with text heard before; "auto" for only that text; "none".
     Raises UsageError or EdgespecError for files that are no Whisper models.
     """
     with ExitStack() as stack:
@@ -554,7 +554,7 @@ class SoundQueue:
         self._queue.put(None)
 
     def take(self, n: int) -> list[Samples]:
-        """Return blocks with at least `n` samples, and all that are there; fewer at the end.
+        """Return all blocks that have come, with at least `n` samples; fewer at the end.
 
         Raises what reading raised.
         """
@@ -594,7 +594,7 @@ class LiveHearing:
         return self._hearing.transcript
 
     def stop(self) -> None:
-        """Hear no more: what has come is made final."""
+        """Stop listening: the sound so far becomes final."""
         self.stopped = True
 
     def events(self) -> Generator[Segment | Hypothesis]:

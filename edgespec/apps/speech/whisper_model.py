@@ -145,7 +145,7 @@ def ids(tokens: object) -> npt.NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class WhisperDims(WhisperSizes):
-    """The sizes of a loaded model, and what else its file says of it."""
+    """The sizes of a loaded model, and other facts in its file."""
 
     multilingual: bool = True
     alignment_heads: tuple[tuple[int, int], ...] = ()
@@ -210,7 +210,7 @@ class DecoderCache(_Held):
     def forward(self, batch: Sequence[SequenceBatch]) -> list[Floats]:
         """Run one pass over all of `batch`; return for each its logits, shape (n_logits, n_vocab).
 
-        The arrays are the caller's. Raises ValueError for a token, sequence or parent that cannot be, or a
+        The arrays are the caller's. Raises ValueError for an invalid token, sequence or parent, or a
         sequence that would be longer than n_text_ctx, and EdgespecError where memory runs out. Nothing is
         changed then.
         """
@@ -250,7 +250,7 @@ class DecoderCache(_Held):
             raise ValueError(f"cannot keep {n_keep} tokens of sequence {sequence}")
 
     def reorder(self, sources: Sequence[int]) -> None:
-        """Let sequence i go on from what sequence sources[i] holds; nothing is copied.
+        """Let sequence i continue from the content of sequence sources[i]; nothing is copied.
 
         `sources` may be shorter than the number of sequences; the others become empty. Raises ValueError if
         there is no such sequence.
@@ -263,8 +263,8 @@ class DecoderCache(_Held):
         """Return where the alignment heads listen, and logits, of one pass over `tokens` from position 0.
 
         It leaves the cache as it is. Softmaxed weights, shape (n_alignment_heads,
-        n_tokens, n_audio_ctx); the logits of the last `n_logits` tokens. Raises ValueError for tokens that
-        cannot be.
+        n_tokens, n_audio_ctx); the logits of the last `n_logits` tokens. Raises ValueError for
+        invalid tokens.
         """
         wanted, dims = ids(tokens), self._dims
         weights = np.zeros((len(dims.alignment_heads), wanted.size, dims.n_audio_ctx), np.float32)
@@ -364,7 +364,7 @@ class WhisperModel(Closing):
         return DecoderCache(audio, n_sequences)
 
     def close(self) -> None:
-        """Free it; a second call does nothing."""
+        """Free the library's object; a second call does nothing."""
         self._freed()
 
 
@@ -374,7 +374,7 @@ class SpeechModel(Closing):
     def __init__(
         self, path: Path, *, name: str = "", n_threads: int | None = None, kernels: bool = True
     ) -> None:
-        """Load the file at `path`, called `name`. Raises EdgespecError if it is none."""
+        """Load the file at `path`, called `name`. Raises EdgespecError if it is no Whisper model."""
         check_speech_file(path, name or str(path))
         self.path = path
         self.name = name or path.stem
@@ -382,7 +382,7 @@ class SpeechModel(Closing):
         self.model = WhisperModel.open(path, n_threads=n_threads or 0, kernels=kernels)
 
     def close(self) -> None:
-        """Free it; a second call does nothing."""
+        """Free the library's object; a second call does nothing."""
         self.model.close()
 
 

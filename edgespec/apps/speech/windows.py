@@ -29,7 +29,7 @@ from edgespec.decoding.session import Rows
 
 @dataclass(slots=True)
 class Beam:
-    """One of the texts that a beam search goes on with."""
+    """One of the texts that a beam search continues."""
 
     tokens: list[int]
     logprob: float
@@ -149,7 +149,7 @@ class Split:
     n_heard: int
     """Frames after which the next window begins."""
     ends_with_speech: bool
-    """Whether the last segment may go on in the next window."""
+    """Whether the last segment may continue in the next window."""
 
 
 def split_window(tokens: Sequence[int], *, first_timestamp: int, n_frames: int) -> Split:

@@ -1,7 +1,7 @@
 """A draft model of another vocabulary: it reads the sequence in its own tokens and proposes the target's.
 
     token level    the draft's distribution, restricted to the tokens that both vocabularies have (TLI)
-    string level   the draft goes on greedily for a few tokens, and the target's tokenizer says how it would
+    string level   the draft writes a few more tokens greedily, and the target's tokenizer says how it would
                    write that text (SLEM); its first token takes the place of the draft's likeliest
 
 both of arXiv 2502.05202, joined in one row. The string level costs passes. It is always used where the
@@ -135,7 +135,7 @@ Level = Literal["auto", "token", "string"]
 ROOM_PER_TOKEN = 1.5
 """Tokens of the draft's context that are counted on for one of the target's."""
 
-_MOST_LOOKED = 3  # tokens the draft goes on for, to see how its text would be written
+_MOST_LOOKED = 3  # more tokens that the draft writes, to see how the target would write its text
 _QUIET = 3  # looks without a change after which a token is taken as it is
 _REMEMBERED = 64  # last tokens among which one that was taken without a look is compared with what came
 
@@ -213,7 +213,7 @@ class TranslatedModel(DraftModel):
         return n_tokens - self._offset - self.n_past
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read what of `tokens` it has not, except the last, which is read with the next pass."""
+        """Read the unread part of `tokens` except the last, which is read with the next pass."""
         wanted = self._follow(TokenView(tokens, n=len(tokens) - 1))
         n_kept = self._common(wanted)
         if n_kept < len(wanted):
@@ -316,7 +316,7 @@ class TranslatedModel(DraftModel):
     def _check(self, wanted: Sequence[int], spelled: Sequence[Sequence[int]], out: Rows) -> None:
         """Write the rows after `wanted` and after each of the guesses, `spelled` in the draft's tokens.
 
-        Guesses that do not fit get the last row there is: they are just not checked.
+        Guesses that do not fit get the last available row: they are not checked.
         """
         n_kept = self._rewind(min(self._common(wanted), len(wanted) - 1))
         self._seen.clear()
@@ -362,7 +362,7 @@ class TranslatedModel(DraftModel):
             self._strange.append((0, written[0]))
 
     def _continue(self, row: Rows, first: int, n_before: int) -> list[int]:
-        """Let the draft go on from `first` until the target's first token for its text is certain.
+        """Let the draft continue from `first` until the target's first token for its text is certain.
 
         The last token of a text never is: what follows may be written together with it.
         """

@@ -114,7 +114,7 @@ class BatchFiles:
         return str(self.out) == "-" or (self.out.exists() and not (self.out.is_file() or self.out.is_dir()))
 
     def check(self) -> None:
-        """Raise UsageError for files that cannot be what they are wanted for."""
+        """Raise UsageError for files that cannot be read or written as asked."""
         if self.to is None and not self.as_text:
             raise UsageError("no file for the results: give --out OUT.jsonl, or --out - for stdout")
         if self.as_text and self.as_they_come:
@@ -214,7 +214,7 @@ def batch_command(
 def _belongs_to(
     found: BatchInput, target: ModelRef, loading: BatchLoading, defaults: PromptDefaults
 ) -> dict[str, Any]:
-    """The settings that decide the answers: they must be the same when a batch goes on."""
+    """The settings that decide the answers: they must be the same for a batch to resume."""
     from edgespec.llama.chat_template import template_text
     from edgespec.llama.gguf_header import check_model_file
     from edgespec.models.resolve import resolve
@@ -239,7 +239,7 @@ def _belongs_to(
 def _results(
     stack: ExitStack, files: BatchFiles, found: BatchInput, belongs_to: dict[str, Any]
 ) -> PipedResults:
-    """Open where the results go, until `stack` ends."""
+    """Open the destination of the results, which `stack` closes."""
     in_order = not files.as_they_come
     if not files.piped:
         journal = Journal(

@@ -217,9 +217,9 @@ def _outcome(
 
 
 def _models(engine: Engine, of_peers: Iterable[Path | None]) -> list[FileFacts]:
-    """Return the facts of the target, its draft, and what else drafts for peers.
+    """Return the facts of the target, of its draft, and of the models that draft for peers.
 
-    Under different names even if the files' are equal.
+    Their names differ even if those of the files are equal.
     """
     from edgespec.models.quantizations import model_file
 

@@ -115,7 +115,7 @@ class AccuracyOptions:
 
 @option_group()
 class ComparisonFolder:
-    """Where a comparison keeps its raw runs, and whether it goes on with them."""
+    """Where a comparison keeps its raw runs, and whether it resumes from them."""
 
     out: Annotated[
         Path,

@@ -97,11 +97,11 @@ class Chart:
 
     @property
     def left(self) -> int:
-        """Pixels of the margin for the texts of y."""
+        """The left margin in pixels, for the labels of y."""
         return 48 + 4 * max([0, *(min(len(name), _LONGEST_NAME) - 7 for name in self.names)])
 
     def at(self, x: float, y: float) -> _Point:
-        """Return the pixels of a place."""
+        """Return the pixel position of a point."""
         (x0, x1), (y0, y1) = self.spans
         across, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
         return round(self.left + across * (_WIDTH - self.left - _RIGHT), 1), round(
@@ -120,7 +120,7 @@ class Chart:
         ]
 
     def series(self, row: Row) -> str:
-        """Return what a row's colour stands for: its target if they differ, else its variant."""
+        """Return the series of a row, which its colour shows: its target if they differ, else its variant."""
         return row["target" if len({row.cell.target for row in self.rows}) > 1 else "variant"].text
 
     @property
@@ -170,7 +170,7 @@ def pareto(points: Sequence[_Point]) -> tuple[int, ...]:
 
 
 def _scatter(report: Report) -> Chart:
-    """Return tokens/s of the exact rows over their joules; where those are unknown, over their accuracy."""
+    """Return the chart of tokens/s of the exact rows over joules, or over accuracy if those are unknown."""
     exact = [row for row in report.rows if row.variant.exact and row.variant.whole_tokens_per_s]
     if report.energy:
         key, note = "energy", "Left is less energy, up is faster."

@@ -92,7 +92,7 @@ class EmbedOutput:
         return self.format or by_name
 
     def check(self) -> None:
-        """Raise UsageError for a form that cannot be written where it should."""
+        """Raise UsageError for a format that cannot be written to the output."""
         if self.output:
             check_writable(self.output, "output")
         elif self.json and self.format:

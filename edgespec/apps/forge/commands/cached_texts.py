@@ -41,7 +41,7 @@ def described(kept: StoredDataset) -> dict[str, object]:
 
 
 def deletion(*, whole: bool) -> Deletion | None:
-    """Return how all of it is deleted, or the user's texts alone; None: nothing is there."""
+    """Return how all of it is deleted, or only the user's texts; None: there is nothing."""
     kept = [one for one in find_stored() if whole or one.own_texts or one.damaged]
     if not kept:
         return None

@@ -1,4 +1,4 @@
-"""`edgespec draft`: makes drafts for a model on this machine, lists, judges and removes them."""
+"""`edgespec draft`: makes drafts for a model on this machine, lists, evaluates and removes them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _LONGEST_WAIT_S = 30.0
 
 @option_group()
 class MakeOptions:
-    """For which target a draft is made, its name, and whether it is kept in any case."""
+    """The target for which a draft is made, its name, and whether it is always kept."""
 
     target: Annotated[str | None, TARGET] = None
     name: Annotated[
@@ -271,7 +271,7 @@ def make_command(
 ) -> None:
     """Make the draft that makes a model fastest on this machine; keep it if it beats the current one.
 
-    The model writes texts; a head is trained on them (a block that goes on from the model's hidden states),
+    The model writes texts; a head is trained on them (a block that continues from the model's hidden states),
     quantized, and evaluated by tokens a second. The best one is used from then on wherever none is named. The
     text stays the model's, exactly. Ctrl-C and SIGTERM stop it; run the same command again to resume.
     """
@@ -380,7 +380,7 @@ def remove_command(
 
 
 def print_made(made: MakeResult) -> None:
-    """Print what was judged, and what became of the best."""
+    """Print the evaluation of each draft, and what became of the best."""
     from edgespec.apps.forge.make import LEAST_GAIN
 
     out.print(f"for {made.target_name}, from {sources_text(made.texts)}")

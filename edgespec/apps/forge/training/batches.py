@@ -25,10 +25,10 @@ import numpy.typing as npt
 from edgespec.apps.forge.dataset import REJECTED, TrainingText
 
 N_DRAFTED = 5
-"""Tokens of the drafts that heads are judged by."""
+"""Tokens of the drafts by which heads are evaluated."""
 
 MOST = 8192
-"""Tokens of the texts of each kind that heads are judged on."""
+"""Tokens of the texts of each kind on which heads are evaluated."""
 
 EmbedFn = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float16]]
 
@@ -71,7 +71,7 @@ class BatchSize:
 
 @dataclass(frozen=True, slots=True)
 class _TextPiece:
-    """Columns begin .. end - 1 of a text; those from `learnt` on are answers."""
+    """Columns `begin` .. `end` - 1 of a text; those from `learnt` on are answers."""
 
     text: int
     begin: int

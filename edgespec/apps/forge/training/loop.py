@@ -1,4 +1,4 @@
-"""Training loop, and the acceptance of drafts on held-out texts by which it is judged.
+"""Training loop, and the acceptance of drafts on held-out texts, by which it is evaluated.
 
 A training may be stopped at any moment (Ctrl-C, SIGTERM, kill -9, a power cut). It resumes from its last
 checkpoint with the next batch.
@@ -81,7 +81,7 @@ def optimizer(rate: float, vector_rate: float) -> optax.GradientTransformation:
 def orthogonal(gradient: Array) -> Array:
     """Approximate U V^T of a matrix U S V^T, (k, n), times sqrt(n / k) if it is wide.
 
-    Singular values become 0.7 to 1.2, but for tiny ones. With the factor, the change of an output does not
+    Singular values become 0.7 to 1.2, except tiny ones. With the factor, the change of an output does not
     depend on the matrix's shape.
     """
     k, n = gradient.shape
@@ -356,7 +356,7 @@ def _typed(x: jax.typing.ArrayLike) -> jax.Array:
 def stop_signals() -> Iterator[threading.Event]:
     """Give an event that the first SIGINT or SIGTERM sets; the second has its usual effect.
 
-    Outside the main thread, which alone gets signals, it is never set.
+    Outside the main thread, the only one that gets signals, it is never set.
     """
     asked, previous = threading.Event(), dict[int, Any]()
 

@@ -101,7 +101,7 @@ def _links(folder: Path) -> Iterator[str]:
 
 
 def _options(words: list[str]) -> list[str]:
-    """Return a command line from `serve` or `node` on; [] for that of another program."""
+    """Return the words of a command line from `serve` or `node` on; [] if it is another program's."""
     for i, word in enumerate(words[:3]):  # PYTHON -m edgespec, PYTHON /bin/edgespec
         is_ours = Path(word).name == "edgespec" and (i == 0 or "python" in Path(words[0]).name)
         if is_ours and words[i + 1 : i + 2] and words[i + 1] in _SERVERS:

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 
 NO_TEXT = "none"
-"""The target of a server that answers recordings alone."""
+"""The target of a server that answers only recordings."""
 
 
 @option_group("Embeddings (docs/server.md)")
@@ -148,7 +148,7 @@ class ServedModels:
 
     @property
     def are_several(self) -> bool:
-        """Whether `one` is not all of it."""
+        """Whether several models are served, and not only `one`."""
         return self.models is not None or len(self.target or ()) > 1
 
     def one(self) -> ModelFirst:
@@ -196,14 +196,14 @@ class ListenOptions:
 
 @option_group(OUTPUT)
 class ServeOutput:
-    """What a server prints: one JSON object when it is ready, a line for each request."""
+    """The output of a server: one JSON object when it is ready, a line for each request."""
 
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each request.")] = False
 
     @property
     def log(self) -> MessageFn:
-        """What prints a line for each request to stderr."""
+        """The function that takes a line for each request: it prints to stderr, or drops it if `quiet`."""
         return silent if self.quiet else err.print
 
 
@@ -393,7 +393,7 @@ def _address_of(bound: socket.socket) -> str:
 
 
 def _announce(lines: list[str], facts: dict[str, Any], options: ServerOptions) -> None:
-    """Say where it is, in lines or as an object."""
+    """Print the server's address, in lines or as an object."""
     if options.output.json:
         sys.stdout.write(json_text.dumps(facts) + "\n")
     else:
@@ -456,7 +456,7 @@ class _Served:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What --json tells."""
+        """The object of --json."""
         names = ("target", "draft", "speech", "embeddings", "parallel")
         facts = {name: getattr(self, name) for name in names}
         if self.engine:
@@ -677,7 +677,7 @@ def _own_options(table: PresetModel, options: ServerOptions, where: str) -> Serv
 
 
 def _words(options: ServerOptions) -> Iterator[str]:
-    """Yield the options of a model's own server, but for its models."""
+    """Yield the options of a model's own server, without its models."""
     for group in (options.loading, options.limits, options.speech):
         yield from as_words(group)
     if options.assume_watts is not None:

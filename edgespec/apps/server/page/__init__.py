@@ -117,7 +117,7 @@ def blocks(source: str, *, is_open: bool = False) -> list[dict[str, Any]]:
 
 
 def _settled(source: str) -> str:
-    """Return `source` without a last line of marks alone, which may become a rule, a list or a heading.
+    """Return `source` without a last line of only marks, which may become a rule, a list or a heading.
 
     The first line of a table gets its second one.
     """
@@ -201,7 +201,7 @@ class _MarkdownReader:
         return made
 
     def _words(self, parent: SyntaxTreeNode) -> Iterator[Node]:
-        """Yield what is within a line of text."""
+        """Yield the nodes within a line of text: words, code, links, marks."""
         for node in parent.children:
             match node.type:
                 case "text":

@@ -221,7 +221,7 @@ def create_router(pool: Pool, log: MessageFn) -> Starlette:
 
 
 class Router:
-    """Answers what is about all models, and has the model of any other request answer it."""
+    """Answers requests about all models, and passes any other on to its model."""
 
     def __init__(self, pool: Pool) -> None:
         """Choose among the models of `pool`."""
@@ -403,7 +403,7 @@ class _Reply:
         await self._part(events.rest, more=False)
 
     async def fail(self, error: ApiError) -> None:
-        """Say why there is no answer, or no more of it."""
+        """Send the reason why there is no answer, or no more of it."""
         response = error.response(self._scope)
         self._scope["state"][FORWARDED] = False
         await self._whole(response.status_code, response.raw_headers, bytes(response.body))

@@ -45,7 +45,7 @@ class ThoughtText(PlainText):
 ReadPart = PlainText | ReadCall
 
 
-# ---- answers that consist of calls alone, without tags, fenced, with doubled braces ----
+# ---- answers that consist only of calls, without tags, fenced, with doubled braces ----
 
 _BEGINNINGS = ("{", "```json", "```\n{", "<tools>")
 _WRAPPING = re.compile(r"^(?:```(?:json)?|<tools>)|(?:```|</tools>)$")

@@ -30,7 +30,7 @@ def read_json(text: str) -> Any:  # noqa: ANN401 - JSON
 
 
 def refuse_constant(constant: str) -> NoReturn:
-    """Raise ValueError for what Python's reader takes and JSON has not: NaN, Infinity."""
+    """Raise ValueError for NaN and Infinity, which Python's reader accepts and JSON lacks."""
     raise ValueError(f"{constant} is not JSON")
 
 

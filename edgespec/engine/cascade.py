@@ -5,9 +5,9 @@
     target     prefills what it has not read and writes a span of tokens, or the rest of the answer
 
 The small model's tokens are never verified, so the text is not distributed as the target's own. A seed
-decides the text: each token takes one coin, and the target's spans are `Generation`s of the match rule, whose text
-does not depend on drafts. `edgespec calibrate` measures what a threshold costs, and stores one for a pair,
-whatever the machine:
+decides the text: each token takes one coin, and the target's spans are `Generation`s of the match rule, whose
+text does not depend on drafts. `edgespec calibrate` measures what a threshold costs, and stores one for a
+pair, whatever the machine:
 
     CACHE/profiles/TARGET+DRAFT-HASH.calibration.json       a choice for each signal and span
 """

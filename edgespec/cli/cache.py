@@ -325,7 +325,7 @@ def _walk(directory: Path, skipped: Counter[str]) -> Iterator[Path]:
 
 
 def _ends_inside(link: Path, directory: Path) -> bool:
-    """Whether a link leads to something in the directory; one that leads nowhere is unreadable later."""
+    """Whether a link leads into the directory; also True for a broken link, which `_read` reports."""
     try:
         return is_inside(link, directory)
     except OSError:

@@ -148,7 +148,7 @@ _ENDLESS = 1_000_000  # columns: a table is measured as if nothing had to be cut
 
 
 class _Stream:
-    """A standard stream of which `failed` is told when it cannot be written."""
+    """A standard stream that calls `failed` when it cannot be written."""
 
     def __init__(self, stream: Any, failed: Callable[[TextIO, OSError], None]) -> None:  # noqa: ANN401
         self._stream = stream

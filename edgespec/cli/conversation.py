@@ -208,7 +208,7 @@ class Conversation:
             raise UsageError(f"not saved: {file}: {error}") from None
 
     def encoded(self, *, with_tokens: bool = False) -> bytes:
-        """Return the content of its file; `with_tokens`: with those that answers were written in."""
+        """Return the content of its file; `with_tokens`: with the token ids of the answers."""
         messages = []
         if self.system is not None:
             messages.append(_Message("system", self.system))

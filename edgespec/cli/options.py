@@ -308,7 +308,7 @@ class Compute(ThreadsAndKernels):
         return ()
 
     def for_text(self, chat_template: str | None) -> str:
-        """Return the options that a text, or its speed, may depend on: those of a server are compared."""
+        """Return the options that a text, or its speed, may depend on, to compare them with a server's."""
         kernels = [os.environ.get(f"EDGESPEC_KERNELS{part}", "").strip().lower() for part in ("", "_ISA")]
         options = (self.threads, self.kernels, self.cache_type, chat_template, self.rpc_addresses)
         return repr((*options, *kernels))

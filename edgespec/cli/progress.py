@@ -123,7 +123,7 @@ class _Time(TimeRemainingColumn):
 
 
 def columns(width: int | None = 40) -> tuple[ProgressColumn, ...]:
-    """Return the columns of a bar so wide: what is done, the amount in its unit, and the time left."""
+    """Return the columns of a bar of this width: what is done, the amount in its unit, and the time left."""
     return (
         SpinnerColumn(),
         TextColumn("{task.description}"),

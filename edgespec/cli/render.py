@@ -94,7 +94,7 @@ class ReadStream(Protocol):
 
 
 def shown_while_read(stream: ReadStream, *, hides_text: bool = False) -> Iterator[Token]:
-    """Yield the tokens of `stream`; a bar in a terminal shows until the first how far its prompt is read.
+    """Yield the tokens of `stream`; until the first, a bar in a terminal shows how far its prompt is read.
 
     `hides_text`: nothing is written before the end, so the bar stays, and counts what is written.
     """

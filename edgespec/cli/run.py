@@ -435,7 +435,7 @@ def _options(
 
 
 def _grammar_source(output: RunOutput) -> GrammarSource | None:
-    """The grammar of the text; the user is told what has no effect. Raises UsageError."""
+    """Return the grammar of the text; a line names what has no effect. Raises UsageError."""
     if output.show_draft and not out.is_terminal:
         message("--show-draft has an effect only in a terminal")
     source = output.structure.read()

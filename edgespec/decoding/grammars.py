@@ -127,7 +127,7 @@ class GrammarSource:
 
     @classmethod
     def any(cls, text: str, name: str) -> GrammarSource:
-        """Read GBNF, whose rules are told by "::=", or else Lark."""
+        """Read GBNF, if its rules have "::=", or else Lark."""
         return cls.gbnf(text, name) if _GBNF_RULE.search(text) else cls.lark(text, name)
 
     @classmethod

@@ -492,7 +492,7 @@ _PIECE = re.compile(
 
 
 def rust_regex(pattern: str) -> str:
-    """Return `pattern` in Rust's syntax. Raises UsageError that names what it has no word for."""
+    """Return `pattern` in Rust's syntax. Raises UsageError, which names the part that Rust lacks."""
     out, at = "", 0
     while at < len(pattern):
         piece = _PIECE.match(pattern, at)

@@ -143,7 +143,7 @@ class Draft(Closing):
     # ---- running ----
 
     def n_own(self, n_ctx: int) -> int:
-        """Return how many of its own tokens `n_ctx` of the target's may be."""
+        """Return how many of its own tokens `n_ctx` tokens of the target are."""
         return n_ctx
 
     def open(self, sequences: SequencePool) -> DraftModel:
@@ -254,7 +254,7 @@ class TranslatedDraft(Draft):
         )
 
     def n_own(self, n_ctx: int) -> int:
-        """Return how many of its own tokens `n_ctx` of the target's may be, roughly."""
+        """Return roughly how many of its own tokens `n_ctx` tokens of the target are."""
         return min(math.ceil(n_ctx * ROOM_PER_TOKEN), self.model.n_ctx_train)
 
     def open(self, sequences: SequencePool) -> DraftModel:

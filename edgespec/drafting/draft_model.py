@@ -145,7 +145,7 @@ class DraftModel:
         return self.evaluate(tokens, guesses).rows
 
     def evaluate(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> ForwardResult:
-        """Run as `run` does; return all that the pass gave."""
+        """Run as `run` does; return the whole result of the pass."""
         asked = self.ask(tokens, guesses)
         return asked.finish(asked.run()) if isinstance(asked, Forward) else asked
 

@@ -121,7 +121,7 @@ _LOOK_AHEAD = 8  # tokens
 
 
 class Pace:
-    """Decides for one text how much it drafts, from what was learned; it is told of every step."""
+    """Decides for one text how much it drafts, and learns from every step."""
 
     rests = False
     """Whether nothing is drafted in the steps to come (`BatchPace`)."""
@@ -404,9 +404,9 @@ class Pace:
         return path * (1.0 - price) >= price
 
     def speedup(self, n_past: int, n_texts: int) -> tuple[float, float]:
-        """Return T of a plain pass of `n_texts` for each of them, and the speed of the best fixed length.
+        """Return each text's cost in a plain pass of `n_texts`, and the speed-up of the best fixed length.
 
-        The latter in plain decoding's, with only the draft model, if all draft alike.
+        The speed-up is over plain decoding, for drafts of only the draft model, if all texts draft alike.
         """
         verify, draft = alike(self.costs.target.at(n_past), n_texts), self.costs.draft
         if draft is None:
@@ -480,7 +480,7 @@ class Writer(NamedTuple):
 
 
 class BatchPace:
-    """The pace of texts that share passes: what each is told of the others, and whether drafts pay at all.
+    """The pace of texts that share passes: tells each of the others, and decides whether drafts pay at all.
 
     The latter is measured, whatever a pace expects: deciding takes time too, which no T(n) holds. Where one
     more token costs what it brings, as beside seven others, that time is lost. Then nothing is drafted for a

@@ -278,7 +278,7 @@ class DrafterCosts:
 
 
 def record_of(records: dict[object, Any], drafter: NamedDrafter) -> DrafterCosts:
-    """Return what is known of a user's drafter, which learns on; `records` are those of an engine."""
+    """Return the record of a user's drafter, a new one if `records`, an engine's, has none."""
     found: DrafterCosts = records.setdefault((drafter.name, id(drafter.make)), DrafterCosts())
     return found
 
@@ -320,7 +320,7 @@ class SourcePace:
         return n
 
     def learn(self, outcome: DraftOutcome, n_drafted: int, draft_s: float) -> None:
-        """Learn what a step took and gave, of which drafting took `draft_s`."""
+        """Learn the time and the tokens of a step, of which drafting took `draft_s`."""
         n_own = self._n_pending + n_drafted
         if outcome.n_evaluated <= n_own <= N_MAX:  # else the batcher, which knows what was in it, does
             self._clock.observe(n_own, self._n_past, outcome.verify_s)

@@ -229,7 +229,7 @@ def alike(costs: Sequence[float], n: int) -> list[float]:
 
 
 class Clocks(NamedTuple):
-    """Costs of the target's and the draft model's passes, in seconds; told of every pass."""
+    """Costs of the target's and the draft model's passes, in seconds, updated by every pass."""
 
     target: PassCosts
     draft: PassCosts | None

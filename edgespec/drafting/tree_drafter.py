@@ -102,7 +102,7 @@ class ModelSource:
     def propose(
         self, evaluated: ForwardResult, proposal: Proposal, position: Position, *, may_sample: bool
     ) -> None:
-        """Propose the model's tokens, which the pass of `ask` gave.
+        """Propose the model's tokens, from the result of the pass of `ask`.
 
         Each token is drawn from the model's own distribution at its position. As long as it is the one
         that was guessed there, the distribution at the next position is at hand too. `may_sample`: else

@@ -45,7 +45,7 @@ PREFILL_CHUNK = 64
 
 @dataclass(eq=False, slots=True)
 class BatchedRequest:
-    """A generation under way, and who is told of what it writes."""
+    """A generation under way, and the functions that take what it writes."""
 
     generation: Generation
     on_made: Callable[[Emitted | Step], None]
@@ -84,7 +84,7 @@ class Batcher:
     """Runs requests whose sessions are sequences of one cache."""
 
     def __init__(self, sequences: SequencePool, clocks: Clocks) -> None:
-        """Run requests in `sequences`; `clocks` say what passes cost, and are told what they took."""
+        """Run requests in `sequences`; `clocks` predict the cost of passes, and take their times."""
         self.sequences = sequences
         self._cache = sequences.cache
         self._clocks = clocks

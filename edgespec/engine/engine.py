@@ -296,7 +296,7 @@ class RequestRunner:
             return None
 
     def end_all(self, why: str) -> None:
-        """End the requests under way; `why` is told to those who read on, lest the text seem complete.
+        """End the requests under way; those who read on get `why`, so that the text does not seem complete.
 
         Raises UsageError inside a step, whose requests cannot be ended.
         """

@@ -107,7 +107,7 @@ class Stream:
     def made(self) -> list[Token]:
         """Return the tokens made since the last call, and compute nothing.
 
-        Raises what ended the generation, if it failed, once no tokens are left.
+        Raises the error that ended the generation, once no tokens are left.
         """
         tokens = []
         with self.lock:

@@ -52,7 +52,7 @@ class PlainRows:
         return len(self._rows)
 
     def set(self, block: ForwardResult) -> None:
-        """Take what a pass over a block gave."""
+        """Keep the result of a pass over a block."""
         self._rows = block.rows[self._first :, : self._n_row].copy()
 
     def clear(self) -> None:
@@ -124,7 +124,7 @@ class MarkovRows(PlainRows):
         self._confidences: list[float] = []
 
     def set(self, block: ForwardResult) -> None:
-        """Take what a pass over a block gave."""
+        """Keep the result of a pass over a block."""
         super().set(block)
         self._likeliest = block.rows[self._first :].argmax(axis=1).tolist()
         if block.features is not None:
@@ -156,7 +156,7 @@ class PathRows(PlainRows):
         self._scores: npt.NDArray[np.float32] = np.empty((0, self._k, self._k), np.float32)
 
     def set(self, block: ForwardResult) -> None:
-        """Take what a pass over a block gave."""
+        """Keep the result of a pass over a block."""
         super().set(block)
         assert block.features is not None  # noqa: S101 - for the type checker
         k, packed = self._k, block.features[self._first :]

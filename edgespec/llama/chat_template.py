@@ -357,8 +357,9 @@ class Thinking:
     ) -> str:
         """Return `prompt` with its thought closed, if the model is not to think.
 
-        `begun`: whether it ends within a thought; None: if it ends with a thought's opener. If not, but at
-        the beginning of an answer (`opens`), it gets an empty one, unless a switch of the template was set.
+        `begun`: whether it ends within a thought; None: if it ends with a thought's opener. If it does
+        not, but is at the beginning of an answer (`opens`), it gets an empty thought, unless a switch of the
+        template was set.
         """
         if not self.is_off or template.thinking is None:
             return prompt

@@ -454,7 +454,7 @@ def multiplied(tensors: Iterable[TensorInfo]) -> list[MatrixShape]:
 
 
 def kernel_coverage(matrices: Iterable[MatrixShape]) -> KernelCoverage | None:
-    """The kernels' share of these matrices; None if they are not installed, or not for this processor."""
+    """Return the kernels' share of these matrices; None if there are none, or not for this processor."""
     packed_bytes = _asks_plugin()
     if packed_bytes is None:
         return None

@@ -76,7 +76,7 @@ class _StoredSequence(NamedTuple):
 
 
 class StateFolder:
-    """The files of all models in one folder. What cannot be read or written is told in one line."""
+    """The files of all models in one folder. One line reports a file that cannot be read or written."""
 
     def __init__(self, room: StateRoom, on_message: MessageFn) -> None:
         """Make the folder if there is none; `on_message` takes lines that the user should know."""
@@ -85,7 +85,7 @@ class StateFolder:
         self.tell = on_message
         """Gives a line to whoever listens, for the user."""
         self.say = once(on_message)
-        """The same, unless the line was told before."""
+        """Report a line, unless it was reported before."""
         self._known: dict[str, _StoredSequence] = {}
         self._is_refused = False
         try:

@@ -112,7 +112,7 @@ class Session(Closing):
 
     @property
     def written(self) -> array[int]:
-        """The same as C ints, which takes a hundredth of the time."""
+        """The tokens as C ints, a hundred times as fast as `tokens`."""
         return self.cache.written(self.sequence)
 
     def n_same(self, tokens: array[int]) -> int:

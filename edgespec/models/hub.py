@@ -259,7 +259,7 @@ def _is_no_retry(record: logging.LogRecord) -> bool:
 
 
 class _Progress:
-    """Takes the place of the library's progress bar, which is told of each chunk before it is written."""
+    """Replaces the library's progress bar, which gets each chunk's size before it is written."""
 
     def __init__(self, report: Report, done: int, total: int | None) -> None:
         self._report, self._done, self._total = report, done, total

@@ -498,7 +498,7 @@ def list_found(folders: Sequence[Path] = ()) -> Listing:
 
 
 def other_names() -> list[str]:
-    """Return the names of other programs' models, for a shell; what cannot be read has none."""
+    """Return the names of other programs' models, for a shell, without those that cannot be read."""
     try:
         of_hub = [model.name for model in list_hub().models if not model.problem]
         return ollama_names(load_registry().folders) + of_hub

@@ -311,7 +311,7 @@ class StateFile(Generic[T]):
         self._parse = parse
         self._lock = path.with_name(lock)
         self.say = once(on_message)
-        """Tells the user a line, unless it was told before."""
+        """Reports a line to the user, unless it was reported before."""
 
     def peek(self) -> T | None:
         """Return the file's value, None if there is no file; a damaged file stays where it is.

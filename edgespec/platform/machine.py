@@ -354,7 +354,7 @@ def available_bytes(root: Path = ROOT) -> int | None:
 
 
 def total_bytes(root: Path = ROOT) -> int | None:
-    """Return the machine's memory, or None if unknown; `root` as above."""
+    """Return the bytes of the machine's memory, None if unknown; `root`: where /proc is."""
     return _meminfo(root, "MemTotal")
 
 

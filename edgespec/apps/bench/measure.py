@@ -391,7 +391,7 @@ class CellTask:
         return len(self.prompts) * sum(1 + len(settings.variants) for settings, _ in self.sittings)
 
     def key(self, conditions: object) -> str:
-        """Return a hash of all that the runs depend on, of the files their contents, and `conditions`."""
+        """Return a hash of all that the runs depend on: settings, contents of the files, and `conditions`."""
         hashes = [sha256_of(Path(path)) for path in (self.target, self.draft) if path]
         facts = (hashes, replace(self, target="", draft=None), conditions)
         return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()

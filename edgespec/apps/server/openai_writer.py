@@ -1,4 +1,4 @@
-"""Answers in OpenAI's form, of several texts, one for each prompt or several to choose from; /infill's."""
+"""Writes answers in OpenAI's form, of one text for each prompt or several to choose from; and /infill's."""
 
 from __future__ import annotations
 

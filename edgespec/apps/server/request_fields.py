@@ -84,7 +84,7 @@ def check_needed(given: Mapping[str, Any], needed: Mapping[str, Iterable[str]], 
 
 
 class RequestPart(BaseModel):
-    """A part of a request. A field that it does not know has no effect, and is told (`ignoring`)."""
+    """A part of a request. A field that it does not know has no effect, and is collected (`ignoring`)."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 

@@ -160,7 +160,7 @@ class Service:
     ) -> Service:
         """The service of `engine`; its model's name is the registry's, or the file's without its path.
 
-        The first of `names` is told in its place, and the others are accepted, too.
+        Answers use the first of `names` instead, and the others are accepted, too.
         """
         named = NamedModel.of(engine.target, [*names, plain_name(engine.target_name)])
         n_ctx = min(n_ctx or engine.target.n_ctx_train, engine.n_ctx_shared or engine.target.n_ctx_train)

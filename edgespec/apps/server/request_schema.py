@@ -200,7 +200,7 @@ class ToolFunction(RequestPart):
 
 
 class Tool(RequestPart):
-    """Tools are functions: OpenAI's hosted ones are not here."""
+    """A tool, which is a function: OpenAI's hosted tools are not supported."""
 
     type: Literal["function"]
     function: ToolFunction

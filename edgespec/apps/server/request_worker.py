@@ -84,7 +84,7 @@ class QueuedRequest(Generic[Part, End]):
     progress: PromptProgress | None = None
     """How far its prompt is read; None: not begun, or no longer of interest."""
     send: Callable[[list[Part] | QueuePlace | End | BaseException], object] = lambda _item: None
-    """Takes what its reader is told, on its event loop."""
+    """Takes the items for its reader, on its event loop."""
     timer: asyncio.TimerHandle | None = None
     cancelled: BaseException | None = None
     """Why it must end; only the first reason is kept."""

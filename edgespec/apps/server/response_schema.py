@@ -58,7 +58,7 @@ def usage_of(
     n_thought: int | None = None,
     warnings: Sequence[str] = (),
 ) -> Usage:
-    """Return the usage of a request's generations, as many for each of its prompts.
+    """Return the usage of a request's generations, the same number for each of its prompts.
 
     A prompt counts once. Seed and note are those of the first generation. `n_thought`: tokens of thoughts,
     None of a model that does not think.

@@ -173,9 +173,9 @@ def _choice(choice: ToolChoice, read: ReadTools) -> Any:  # noqa: ANN401 - JSON
 
 
 def custom_input(arguments: str) -> str:
-    """Return the text that a custom tool is called with, of the arguments of its function.
+    """Return the text that a custom tool is called with, from the arguments of its function.
 
-    They may be cut off; those of another kind are the text.
+    They may be cut off; arguments of another form are the text itself.
     """
     try:
         found = from_json(arguments, allow_partial="trailing-strings")

@@ -415,9 +415,9 @@ class Answerer:
     ) -> None:
         """Add an API's route to `router`: a POST with a body of this `kind`, a type or FastAPI's annotation.
 
-        `read` makes the request of a body, on any thread, or the answer itself where nothing is written; it
-        raises ApiError. `writer` writes the events of the answer in the API's form, `errors` what is refused;
-        by default it is that of the path. `answers`: the type of a whole answer in /openapi.json.
+        `read` returns the request that a body makes, on any thread, or the answer itself if nothing is
+        generated; it raises ApiError. `writer` writes the events of the answer in the API's form. `errors`:
+        the form of refusals, by default the path's. `answers`: the type of a whole answer in /openapi.json.
         """
         if errors:
             FORMS[path] = errors

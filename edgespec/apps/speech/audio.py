@@ -321,7 +321,7 @@ class SoundReader:
             self._say_cut(self._end_s, expected_s)
 
     def _frames(self, av: Any, container: Any, stream: Any) -> Iterator[Any]:  # noqa: ANN401
-        """Yield what can be decoded; packets that are damaged are left out, and the first of them is told."""
+        """Yield what can be decoded; damaged packets are left out, and a line names the first of them."""
         is_told = False
         for packet in container.demux(stream):
             try:

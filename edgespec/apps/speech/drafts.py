@@ -74,7 +74,7 @@ def shares_encoder(target: SpeechModel, draft: SpeechModel) -> bool:
 
 
 def check_draft(target: SpeechModel, draft: SpeechModel) -> None:
-    """Raise UsageError if `draft` cannot hear what `target` hears."""
+    """Raise UsageError if `draft` needs another encoder or spectrogram than `target` has."""
     ours, theirs = target.model.dims, draft.model.dims
     problem = ""
     if theirs.n_audio_layer == 0 and theirs.n_audio_state != ours.n_audio_state:

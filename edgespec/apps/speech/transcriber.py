@@ -214,7 +214,7 @@ class Hearing:
             return self._keep(segments, text), n_heard
 
     def guess(self, sound: Samples, n_frames: int) -> str:
-        """Return the text of a window that is not over, and draft with it when more of it is there."""
+        """Return the text of an incomplete window, and draft with it when more sound has come."""
         with self._heard(sound, n_frames) as (_, cache, start, drafts):
             text = self._decoder.guess(cache, start, self._before, drafts)
         if drafts:
@@ -590,7 +590,7 @@ class LiveHearing:
 
     @property
     def transcript(self) -> Transcript:
-        """The text so far that nothing heard later changes."""
+        """The final text so far, which later sound does not change."""
         return self._hearing.transcript
 
     def stop(self) -> None:

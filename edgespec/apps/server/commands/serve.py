@@ -600,7 +600,7 @@ def _load_speech(
     names: list[str],
     metrics: Metrics,
 ) -> SpeechService:
-    """Load the Whisper model; `names`: the first is told in its place, and the others are accepted, too."""
+    """Load the Whisper model; `names`: answers use the first instead, and the others are accepted, too."""
     from edgespec.apps.server.audio_routes import SpeechService, SpeechWorker
     from edgespec.apps.server.names import plain_name
     from edgespec.apps.speech.speech_model import speech_ref

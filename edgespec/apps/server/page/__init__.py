@@ -105,9 +105,9 @@ _TASK = re.compile(r"\[([ xX])\]\s")
 
 
 def blocks(source: str, *, is_open: bool = False) -> list[dict[str, Any]]:
-    """Return the blocks of `source`: each a node, and `raw`, its source up to the next block.
+    """Return the blocks of `source`: each a node, with its source up to the next block as `raw`.
 
-    With `is_open` more is to come: what is half written at the end is read as what it is about to be.
+    `is_open`: more text is to come, so a half-written block at the end is read as if it were complete.
     """
     source = _settled(source) if is_open else source
     try:

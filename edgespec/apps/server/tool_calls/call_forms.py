@@ -75,7 +75,7 @@ class TemplateTraits:
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether a function that is offered stands in the prompt."""
+        """Whether a function that is offered appears in the prompt."""
         return any(FIRST in text for messages in _BEGINNINGS if (text := self._render(messages)))
 
     @cached_property
@@ -100,7 +100,7 @@ class TemplateTraits:
 
     @cached_property
     def takes_later_system(self) -> bool:
-        """Whether instructions that come after the user's message stand in the prompt."""
+        """Whether instructions that come after the user's message appear in the prompt."""
         later = {"role": "system", "content": FIRST}
         return FIRST in (self._render([*_BEGINNINGS[0], later], tools=None) or "")
 

@@ -300,7 +300,7 @@ def _is_cut(error: json.JSONDecodeError) -> bool:
 
 
 def call_of(value: Any, functions: Functions) -> ReadCall | None:  # noqa: ANN401 - JSON
-    """Return the call of one of `functions` that a JSON value is; None if it is none."""
+    """Return the call of one of `functions` that a JSON value is; None if it is no call."""
     if not isinstance(value, dict):
         return None
     if isinstance(inner := value.get("function"), dict):

@@ -135,7 +135,7 @@ class _Writer:
         self._whole_objects = forced.otherwise and _OBJECT.fullmatch(forced.form.before + forced.form.after)
 
     def lines(self) -> Iterator[str]:
-        """Yield all rules."""
+        """Yield all rules, a line of Lark each."""
         forced, form = self._forced, self._forced.form
         before, end, between = form.before, form.end, form.between or ""
         if self._whole_objects:

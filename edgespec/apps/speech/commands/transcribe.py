@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class SegmentWriter:
-    """Writes segments to stdout as they come, in forms that are written so."""
+    """Writes segments to stdout as they come, in formats that allow it."""
 
     def __init__(self, output: SpeechOutput, *, n_files: int) -> None:
         """Write as `output` says, one of `n_files`."""
@@ -276,7 +276,7 @@ def transcribe_command(
 
 
 def _readable(heard: SpeechInput) -> tuple[list[str], int]:
-    """Return the recordings that can be read, and the exit code of the others, which are told.
+    """Return the recordings that can be read, and the exit code for the others, which are reported.
 
     Raises EdgespecError if that is the only one.
     """

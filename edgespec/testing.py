@@ -156,7 +156,7 @@ def _check(length: int, begin: Callable[[int], _Enumeration]) -> int:
 def outcomes(
     sampler: _core.Sampler, rows: Row, tree: Lowered, *, block: bool, lenience: float = 1.0
 ) -> Iterator[tuple[int, float, npt.NDArray[np.float64]]]:
-    """Yield what verifying `tree` may come to: the last accepted node (-1: none), and its probability.
+    """Yield the outcomes of verifying `tree`: the last accepted node (-1: none), and its probability.
 
     With each comes the distribution of the token after it, (n_vocab,). `rows` are the target's logits, (nodes
     + 1, n_vocab); the slots of `sampler` are filled.

@@ -121,8 +121,8 @@ def announced_server(server: RunningServer) -> Iterator[None]:
 def running_servers(target: Path) -> Iterator[RunningServer]:
     """Yield the user's servers of this installation whose target is this very file.
 
-    Files of servers that ended are deleted. One of another user, or that others may read or write, is not
-    believed.
+    Files of servers that ended are deleted. One of another user, or that others may read or write, is
+    ignored.
     """
     from filelock import lock_descriptor
 

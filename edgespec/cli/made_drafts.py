@@ -28,7 +28,7 @@ def described(draft: DraftRecord) -> dict[str, Any]:
 
 
 def full_table(drafts: Sequence[DraftRecord]) -> Table:
-    """Return a table with all that people may ask of each draft."""
+    """Return a table with all facts of each draft."""
     table = Table("draft", "target", "SHA-256", "made from", box=None, pad_edge=False)
     for title in ("trained on", "hours", "accepted", "c", "greedy", "at 0.8"):
         table.add_column(title, justify="right")

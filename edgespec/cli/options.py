@@ -398,7 +398,7 @@ class Sampling:
 
 
 def named_drafter(name: str) -> DrafterChoice:
-    """Return the drafter of that name; the code of one that a user wrote is run. Raises UsageError."""
+    """Return the drafter of that name; a user's own code is run for it. Raises UsageError."""
     if not is_plugin(name):
         return cast("DrafterName", name)
     from edgespec.drafting.plugin import find_drafter

@@ -603,7 +603,7 @@ def find_draft(search: DraftSearch, draft: ModelRef | None, drafter: DrafterChoi
     """Return the draft, of the kind that `draft` and the files' headers determine; pull missing files.
 
     If no draft is named and the target has none, `search` looks for one on this disk. `drafter`: what the
-    user chose. Raises UsageError or EdgespecError if the draft cannot be had, or is made for another target.
+    user chose. Raises UsageError or EdgespecError if the draft is unavailable, or is made for another target.
     """
     target_name, target = search.target_name, search.target
     if draft is None:

@@ -113,7 +113,8 @@ class History:
 
         The array is at most `capacity` long, the -1 counted; the document that does not fit keeps its
         end. `n_vocab`: an id the model does not have becomes -1 too, as models of one fingerprint may
-        differ in their padding. Raises nothing: what cannot be read is one line, and empty.
+        differ in their padding. Raises nothing: if it cannot be read, one line says so, and the
+        array is empty.
         """
 
         def newest(db: sqlite3.Connection) -> list[npt.NDArray[np.int32]]:

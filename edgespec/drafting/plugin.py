@@ -263,7 +263,7 @@ class DrafterCosts:
             self.draft_s += 0.1 * (seconds - self.draft_s)
 
     def learn(self, room: int, tree: Tree, path: Sequence[int]) -> None:
-        """Learn what was proposed where there was `room`, and that the nodes on `path` were accepted."""
+        """Learn from the `tree` of a draft for `room` tokens, whose nodes on `path` were accepted."""
         depths: list[int] = []
         for node in tree:
             depths.append(1 + (depths[node.parent] if node.parent >= 0 else 0))

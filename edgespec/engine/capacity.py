@@ -147,7 +147,7 @@ def fitting_ctx(n_prompt: int, n_predict: int, n_ctx_train: int) -> int:
 
 
 def room_without_limit(header: GGUFHeader, n_prompt: int) -> int:
-    """Return the tokens of room for an answer without a limit: 4,096, fewer where they take much memory."""
+    """Return the tokens of room for an answer without a limit: 4,096, fewer if they take much memory."""
     n = min(_UNLIMITED, max(_LEAST_ROOM, _ROOM_BYTES // cell_bytes(header)))
     while n > _LEAST_ROOM:
         try:

@@ -404,7 +404,7 @@ class Engine(Closing):
             again, and its limit (docs/start.md). Keeps at least the last sequence in memory, too.
         on_message: Takes lines that the user should know.
 
-    Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
+    Raises UsageError or EdgespecError if a model is unavailable, cannot be used, or does not fit in memory.
     """
 
     _closed = False

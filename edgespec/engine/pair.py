@@ -150,7 +150,7 @@ class Pair(Closing):
     ) -> None:
         """Choose the models with `choose_refs` unless that was done, pull missing ones, check that they fit.
 
-        Raises UsageError or EdgespecError if a model cannot be had, cannot be used or does not fit.
+        Raises UsageError or EdgespecError if a model is unavailable, cannot be used or does not fit.
         """
         self.options = options
         self.n_threads = options.n_threads or default_threads()

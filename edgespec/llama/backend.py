@@ -179,7 +179,7 @@ _end_threads_before_forks()
 
 
 def clear_log() -> None:
-    """Forget the kept lines, so that `last_log_error` tells of later failures only."""
+    """Forget the kept lines, so that `last_log_error` reports only later failures."""
     _log.clear()
 
 

@@ -189,7 +189,7 @@ class KVCache(Closing):
     def share(self, source: int, sequence: int, n_tokens: int) -> None:
         """Begin an empty sequence with the first `n_tokens` of `source`, or fewer, in the same cells.
 
-        Fewer where a model keeps a state and the one after `n_tokens` cannot be had.
+        Fewer if the model keeps states and has none after `n_tokens` tokens.
         """
         n = self._rollback.share(source, sequence, n_tokens)
         self.set_tokens(sequence, self._written[source][:n])
@@ -235,7 +235,7 @@ class KVCache(Closing):
         return self._rollback
 
     def cut(self, sequence: int, n_keep: int) -> int:
-        """Cut a sequence back to `n_keep` tokens, or to the most below that can be had; return how many."""
+        """Cut a sequence back to `n_keep` tokens, or to the next possible number below; return how many."""
         return self._rollback.cut(sequence, n_keep)
 
     def clear(self) -> None:
@@ -425,7 +425,7 @@ class KVCache(Closing):
             return self.state(part)
 
     def add_part(self, sequence: int, state: State, start: int, tokens: Sequence[int]) -> bool:
-        """Append a copy of the cells of `tokens`, which stand from `start` on, except those that it has.
+        """Append a copy of the cells of `tokens`, from index `start` on, except those that it has.
 
         Returns whether the library could; if not, the sequence is as before.
         """

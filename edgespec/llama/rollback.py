@@ -107,13 +107,13 @@ class Rollback(ABC):
 
     @abstractmethod
     def cut(self, sequence: int, n_keep: int) -> int:
-        """Cut a sequence back to `n_keep` tokens, or to the most below that can be had; return how many."""
+        """Cut a sequence back to `n_keep` tokens, or to the next possible number below; return how many."""
 
     @abstractmethod
     def share(self, source: int, sequence: int, n_tokens: int) -> int:
         """Let the empty sequence `sequence` begin as `source` does; return with how many tokens.
 
-        With the first `n_tokens`, or the most below that can be had.
+        With the first `n_tokens`, or the next possible number below.
         """
 
     # ---- what it is told ----
@@ -132,7 +132,7 @@ class Rollback(ABC):
     def undo(self, parts: Sequence[SequenceTokens]) -> None:
         """Make sequences as they were before passes that added this, all of it or a part.
 
-        Where that cannot be had, a sequence may end with the first of the tokens that were to stay, or
+        If that is impossible, a sequence may end with the first of the tokens that were to stay, or
         become empty.
         """
 

@@ -139,7 +139,7 @@ class Session(Closing):
     def begin_as(self, other: Session, n_tokens: int) -> None:
         """Begin the empty sequence with the first `n_tokens` of `other`, or fewer, and share their cells.
 
-        Fewer where a model keeps a state and the one after `n_tokens` cannot be had.
+        Fewer if the model keeps states and has none after `n_tokens` tokens.
         """
         self.cache.share(other.sequence, self.sequence, n_tokens)
 
@@ -150,8 +150,8 @@ class Session(Closing):
     def rewind(self, n_keep: int) -> int:
         """Cut the sequence back to its first `n_keep` tokens, as if the others had never been read.
 
-        Returns how many are left: fewer where a model keeps a state and the one after `n_keep` tokens cannot
-        be had; the others must then be read again. Raises EdgespecError if the model cannot rewind
+        Returns how many are left: fewer if the model keeps states and has none after `n_keep` tokens;
+        the others must then be read again. Raises EdgespecError if the model cannot rewind
         (`Model.can_rewind`).
         """
         n_past = self.n_past

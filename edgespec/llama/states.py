@@ -142,7 +142,7 @@ class States(Rollback):
     # ---- passes ----
 
     def begin(self, parts: Sequence[SequenceTokens]) -> None:
-        """Mark or copy the states before these passes, where they may be gone back to."""
+        """Mark or copy the states before these passes, if they may have to be restored."""
         for part in parts:
             line, n_past = self._lines[part.sequence], part.n_past
             line.undo = None
@@ -204,7 +204,7 @@ class States(Rollback):
     # ---- marks ----
 
     def _mark(self, sequence: int, n_past: int) -> None:
-        """Let a spare sequence share the state of a sequence, if one can be had."""
+        """Let a spare sequence share the state of a sequence, if one is free."""
         line = self._lines[sequence]
         if n_past in line.marks:
             return

@@ -122,7 +122,7 @@ def hub_entry(ref: str) -> Entry:
 
 
 def hub_name(entry: Entry) -> str:
-    """Return how the entry of a file of the hub is named; the name itself for one of the registry."""
+    """Return the hf:... name of an entry for a file of the hub; the name of any other entry."""
     source = entry.sources[0] if entry.sources else None
     if not isinstance(source, HubSource) or not entry.name.startswith("hf--"):
         return entry.name

@@ -1,4 +1,4 @@
-"""Offers of apps and other packages under a name: entry points, ours found as anybody's are.
+"""Extensions that apps and other packages offer by name: entry points, ours like everybody's.
 
 [project.entry-points."edgespec.commands"]    in the pyproject.toml of any package
 hello = "my_package:hello"

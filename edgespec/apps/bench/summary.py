@@ -296,7 +296,7 @@ def _times(run: Run) -> dict[str, float | None]:
 
 
 def _shares(parts: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    """Return the shares of the phases known of every run; {} if that is a single one, or a run has none."""
+    """Return the shares of the phases that all runs report; {} if that is a single one, or a run has none."""
     sums: dict[str, float] = {}
     for phase in get_args(Phase):
         found = [part.get(phase, 0.0) for part in parts]

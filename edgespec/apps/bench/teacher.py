@@ -56,7 +56,7 @@ class TeacherScores:
 
 
 class TeacherForcing(Closing):
-    """Both models in contexts of their own; their logits are computed like the engine's."""
+    """Both models in their own contexts; their logits are computed like the engine's."""
 
     def __init__(
         self,

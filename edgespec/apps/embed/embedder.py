@@ -83,7 +83,7 @@ class VectorModel(Model):
     def pair_tokens(self, query: str, document: str) -> list[int]:
         """Return the tokens of a query and a document, as a reranking model reads both. Raises UsageError.
 
-        Made by the template that its file has for that; else the parts end as the vocabulary's own texts do.
+        They are made by the template in its file, else each part ends as the vocabulary's own texts do.
         """
         template = self._templates.named.get(_RERANK_TEMPLATE) if self._templates else None
         if template:
@@ -160,7 +160,7 @@ class PoolingContext(Closing):
         """Return the vector of each text, as the model pools it, or its outputs; shape (n, n_outputs).
 
         At most PASS_TEXTS texts of `n_tokens` tokens together. Raises EdgespecError if the library fails or
-        the numbers are none, KeyboardInterrupt if the pass was interrupted.
+        numbers are not finite, KeyboardInterrupt if the pass was interrupted.
         """
         if not self._finalizer.alive:
             raise EdgespecError(f"{self._model.path}: the model is closed")

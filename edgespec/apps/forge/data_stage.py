@@ -98,12 +98,12 @@ def rejected_texts(texts: Sequence[RejectedText], longest: int = LONGEST_PROMPT)
 
 
 def in_turns(*sources: Iterable[TextPrompt | TokenPrompt]) -> Prompts:
-    """Return what the sources have, in turns, until all have ended."""
+    """Yield the prompts of the sources in turns, until all have ended."""
     return (found for one_of_each in zip_longest(*sources) for found in one_of_each if found is not None)
 
 
 class RejectedTexts:
-    """The texts in which drafts were rejected that a dataset has room for, and what it has of them."""
+    """The texts with rejected drafts for which a dataset has room, and those that it has already."""
 
     def __init__(self, dataset: Dataset, budget: int) -> None:
         """Read the newest, up to half of `budget` bytes.

@@ -96,7 +96,7 @@ class _SquareSums:
             counts[expert] += len(of_it)
 
     def importance(self) -> Importance:
-        """Return the means; an expert that no token took counts each column alike."""
+        """Return the means; for an expert that no token chose, all columns count alike."""
         return {
             name: np.where(
                 self.counts[name][:, None] > 0, squares / np.maximum(self.counts[name][:, None], 1), 1.0

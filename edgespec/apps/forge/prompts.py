@@ -128,7 +128,7 @@ class TextPrompt:
 
     @property
     def key(self) -> int:
-        """`key_of` the prompt; independent of what the target answered."""
+        """The `key_of` the prompt, whatever the target answered."""
         first, *others = self.made_from or self.turns[::2]
         return key_of(first.encode(), "\0".join(others).encode())
 
@@ -156,7 +156,7 @@ class TokenPrompt:
 
     @property
     def key(self) -> int:
-        """`key_of` the beginning and the rest."""
+        """The `key_of` its beginning and its rest."""
         ids = np.array(self.tokens, "<i4")
         return key_of(ids[: self.n_prompt].tobytes(), ids[self.n_prompt :].tobytes())
 

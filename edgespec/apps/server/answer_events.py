@@ -236,14 +236,14 @@ class EventWriter(AnswerWriter[Token, Result]):
 
     @abstractmethod
     def write(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
-        """Yield what a stream tells of `event`."""
+        """Yield the parts of a stream for `event`."""
 
     @abstractmethod
     def answer(self) -> dict[str, Any]:
         """Return the whole answer."""
 
     def parts(self, index: int, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
-        """Yield what a stream tells of the `tokens` of text number `index`."""
+        """Yield the parts of a stream for the `tokens` of text number `index`."""
         for event in self.texts[index].add(tokens):
             yield from self.write(event)
 

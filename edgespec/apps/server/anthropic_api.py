@@ -149,7 +149,7 @@ def _of_the_client(kind: Any) -> Any:  # noqa: ANN401 - whatever the client sent
 
 
 class ClientTool(RequestPart):
-    """A tool of the client's own."""
+    """A tool that the client runs."""
 
     type: Annotated[Literal["custom"] | None, BeforeValidator(_of_the_client)] = None
     name: ToolName

@@ -543,7 +543,7 @@ def add_facts(router: APIRouter, target: Model, service: Service, capabilities: 
 
     @router.get("/version")
     async def spoken() -> dict[str, Any]:
-        """Tell the version of Ollama whose API this is, and ours."""
+        """Return the version of Ollama whose API this is, and ours."""
         return {"version": SPOKEN, "edgespec": version("edgespec")}
 
     @router.post("/show")

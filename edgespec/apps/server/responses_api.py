@@ -261,7 +261,7 @@ def _messages(
 ) -> list[dict[str, Any]]:
     """Return the messages of items: thoughts, text and calls of one answer are one message.
 
-    `functions`: those that tools are, by the namespace and the name of each.
+    `functions`: the names of the tools' functions, by the namespace and the name of each tool.
     """
     messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # of the called functions, by the calls' ids
@@ -368,7 +368,7 @@ class ResponseWriter(EventWriter):
         return self._answer
 
     def idle(self, *, is_waiting: bool) -> str:
-        """Return an event that says nothing new: for comments Codex would not wait longer than 5 minutes."""
+        """Return an event without news: with only comments, Codex gives up after 5 minutes."""
         return self.encode(self._about("in_progress"))
 
     def reading(self, progress: PromptProgress) -> str:

@@ -364,8 +364,8 @@ def read_audio(
     """Return the samples of a recording: mono, 16 kHz, in [-1, 1], shape (n,).
 
     `source`: a path, "-" for standard input (WAV, or samples in the form `RAW`), or an open file. `track`: as
-    in `SoundReader`. Raises UsageError for a missing file, EdgespecError for one without sound and where PyAV
-    is missing.
+    in `SoundReader`. Raises UsageError for a missing file, EdgespecError for one without sound and if PyAV is
+    missing.
     """
     if source == STDIN:
         return SoundReader("standard input", on_message, track=track).read(_stdin(), raw=RAW)

@@ -3,10 +3,10 @@
 A window is 30 seconds of sound. The first begins where the sound does, each later one where the last complete
 segment ended; the text before a window stands before its own. As openai-whisper's transcribe.py.
 
-Of speech as it comes there is a hypothesis every second, and final text whenever a window is full. A
+For live speech there is a hypothesis every second, and final text whenever a window is full. A
 hypothesis is the text of the sound since the last final segment, decoded again from the start each time, so
 the one before it drafts most of it. Windows become final as in a file: with the same sound the text is a
-file's, but for the loudness that the spectrogram is scaled by, which is the window's own.
+file's, except that the spectrogram is scaled by the loudness of the window.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def machine_facts(assume_watts: float | None) -> Facts:
 
 
 def _tell_of_made(targets: Iterable[ModelFile]) -> None:
-    """Say which quantizations were made and are kept, and how they are deleted."""
+    """Print which quantizations were made and are kept, and how they are deleted."""
     if made := [file.path for file in targets if file.path.is_relative_to(QUANTIZED.path())]:
         size = format_size(sum(path.stat().st_size for path in made))
         message(

@@ -272,7 +272,7 @@ def make_command(
     """Make the draft that makes a model fastest on this machine; keep it if it beats the current one.
 
     The model writes texts; a head is trained on them (a block that continues from the model's hidden states),
-    quantized, and evaluated by tokens a second. The best one is used from then on wherever none is named. The
+    quantized, and evaluated by tokens a second. The best one is used from then on if none is named. The
     text stays the model's, exactly. Ctrl-C and SIGTERM stop it; run the same command again to resume.
     """
     from edgespec.apps.forge.draft_store import check_draft_name

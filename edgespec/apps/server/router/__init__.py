@@ -1,1 +1,1 @@
-"""Several models at one address, each in a process of its own that is started when it is asked."""
+"""Several models at one address, each in its own process, which starts with the first request for it."""

@@ -214,7 +214,7 @@ class PooledModel:
 
     @property
     def name(self) -> str:
-        """The name by which requests ask for the model, and which answers tell."""
+        """The name by which requests ask for the model, and which answers give."""
         return self.spec.named.name
 
     @property

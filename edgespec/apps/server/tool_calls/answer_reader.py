@@ -206,7 +206,7 @@ class AnswerReader:
             self._emit(ReadCall(next(iter(self._expected.functions)), "", complete=False))
 
     def _more(self, *, may_end: bool = False) -> Steps[None]:
-        """Wait for more text; `may_end`: as much as may end a call."""
+        """Wait for more text; `may_end`: if there is much already, until it may end a call."""
         n = len(self._text)
         yield
         while may_end and not self._ended and n > _SOON and not _MAY_END.search(self._text, n):

@@ -245,7 +245,7 @@ def mapped(path: Path) -> Iterator[mmap.mmap]:
 
 @contextmanager
 def blamed(path: Path) -> Iterator[None]:
-    """Turn what is wrong within a file into one line that names it."""
+    """Turn an error in the file into one line that names the file."""
     try:
         yield
     except BrokenModelError as error:

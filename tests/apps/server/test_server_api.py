@@ -19,8 +19,6 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.apps.server import streaming
-from edgespec.apps.server.answer_events import EventWriter
-from edgespec.apps.server.json_routes import strict_json
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
 
@@ -68,36 +66,6 @@ def events(client: httpx.Client, path: str, body: dict[str, Any]) -> list[Any]:
 
 def said(chunks: list[Any]) -> str:
     return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
-
-
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        (CHAT, ASK | {"logprobs": True}),
-        (TEXT, GO_ON | {"logprobs": 1, "n": 2}),
-        ("/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 8}),
-        ("/v1/messages", ASK),
-        ("/v1/responses", {"model": "edgespec", "input": "hello", "max_output_tokens": 24}),
-        ("/api/chat", {"model": "edgespec", "messages": ASK["messages"], "options": {"num_predict": 24}}),
-    ],
-)
-def test_an_answer_that_does_not_stream_encodes_no_part(
-    client: httpx.Client, path: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-):
-    encoded: list[str] = []
-    for kind in EventWriter.__subclasses__():
-
-        def encode(self: Any, part: Any, encode: Any = kind.encode) -> str:
-            encoded.append(encode(self, part))
-            return encoded[-1]
-
-        monkeypatch.setattr(kind, "encode", encode)
-    answer = client.post(path, json=fields | {"stream": False})
-    assert answer.status_code in (200, 400), answer.text  # the tiny model fills no gaps
-    assert all(line == answer.text for line in encoded)
-    if answer.status_code == 200:
-        client.post(path, json=fields | {"stream": True})
-        assert len(encoded) > 5
 
 
 def refused(client: httpx.Client, path: str, body: Any, status: int = 400) -> dict[str, Any]:
@@ -434,14 +402,6 @@ def test_a_model_without_a_chat_template(tmp_path: Path):
         assert client.get("/v1/models").json()["data"][0]["edgespec"]["chat"] is False
 
 
-def test_what_a_template_refuses_is_told(tmp_path: Path):
-    template = "{{ raise_exception('roles must alternate') }}"
-    path = write_tiny_gguf(tmp_path / "strict.gguf", chat_template=template)
-    with serving(path) as served, served.client() as client:
-        error = refused(client, CHAT, ASK)
-        assert error["message"] == "the model's chat template refuses these messages: roles must alternate"
-
-
 def test_a_prompt_limit(tiny_path: Path):
     with serving(tiny_path, service={"max_prompt": 30}) as served, served.client() as client:
         text(client, prompt="x" * 30)
@@ -478,12 +438,6 @@ def test_bodies_that_are_no_json(client: httpx.Client, body: bytes):
         answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["type"] == "invalid_request_error"
-
-
-def test_strict_json_reads_what_json_is():
-    assert strict_json('{"a": [1, 2.5, -1e3, "ü\\ud83d\\ude00", null, true]}'.encode()) == {
-        "a": [1, 2.5, -1000.0, "ü\U0001f600", None, True]
-    }
 
 
 def test_other_content_types_are_415(client: httpx.Client):

@@ -14,18 +14,22 @@ from hypothesis import strategies as st
 
 from chat_templates import FAMILIES
 from edgespec.apps.server.chat_prompts import choose_form
-from edgespec.apps.server.tool_calls import answer_reader
+from edgespec.apps.server.openai_writer import ChatWriter
+from edgespec.apps.server.request_reader import PreparedRequest, PreparedText
+from edgespec.apps.server.request_schema import ChatRequest
 from edgespec.apps.server.tool_calls.answer_reader import (
     AnswerForm,
     AnswerReader,
     PlainText,
     ReadPart,
     ThoughtText,
-    may_be_calls,
 )
 from edgespec.apps.server.tool_calls.call_forms import HERMES, CallForm, TemplateTraits
 from edgespec.apps.server.tool_calls.call_parser import ReadCall
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import Token
 from edgespec.llama.chat_template import ChatTemplate
+from edgespec.llama.weights import Model
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -91,6 +95,8 @@ def read(text: str, expected: AnswerForm) -> Read:
     return whole
 
 
+F = ("f", '{"a": 1}')
+TAGGED = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 CALLS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", '<tool_call>\n{"name": "f", "arguments": {"days": 1}}\n</tool_call>', "", [("f", '{"days": 1}')]),
     (
@@ -196,6 +202,28 @@ CALLS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         "",
         [("f", '{"days": 1}'), ("g", "{}")],
     ),
+    # ---- what small models write, and what is no call ----
+    ("hermes", "", "", []),
+    ("hermes", "  \n", "  \n", []),
+    ("hermes", f"Let me see.\n\n{TAGGED}\n", "Let me see.", [F]),
+    ("hermes", f"{TAGGED}\n{TAGGED}", "", [F, F]),
+    ("hermes", f"{TAGGED}\ndone", "\ndone", [F]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}', "", [F]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [F]),
+    ("hermes", '<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', "", [F]),
+    ("hermes", '<tool_call>{"name": "g"}</tool_call>', "", [("g", "{}")]),
+    ("hermes", '<tool_call>{"name": "g", "arguments": {"x": "a </tool_call> \\" b"}}</tool_call>', "",
+     [("g", '{"x": "a </tool_call> \\" b"}')]),
+    ("hermes", '{"name": "f", "arguments": {"a": 1}}', "", [F]),
+    ("hermes", '{{"name": "f", "arguments": {"a": 1}}}', "", [F]),
+    ("hermes", '```json\n{\n "name": "f",\n "arguments": {"a": 1}\n}\n```', "", [F]),
+    ("hermes", '<tools>\n{"name": "f", "arguments": {"a": 1}}\n</tools>', "", [F]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "", [("f", '{"a": NaN}')]),
+    ("hermes", f"<tool_call>oops</tool_call> {TAGGED}", "<tool_call>oops</tool_call>", [F]),
+    *(("hermes", text, text, []) for text in (
+        '[{"name": "f", "arguments": {"a": 1}}]', '{"name": "h", "arguments": {}}', '{"x": 1}', "```python\nf()\n```",
+        "a < b <tool", "<tool_call>nonsense</tool_call>!", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+    )),
 ]  # fmt: skip
 
 
@@ -235,23 +263,6 @@ def test_nothing_of_a_call_is_text_wherever_it_is_cut(family: str, text: str):
         assert whole.said.startswith(said)
         calls = [(part.name, part.arguments) for part in so_far if isinstance(part, ReadCall)]
         assert calls == whole.calls[: len(calls)]
-
-
-def test_whether_a_text_is_a_call_is_soon_decided(monkeypatch: pytest.MonkeyPatch):
-    looked = 0
-
-    def look(text: str, names: Any) -> bool:
-        nonlocal looked
-        looked += 1
-        return may_be_calls(text, names)
-
-    monkeypatch.setattr(answer_reader, "may_be_calls", look)
-    reader = AnswerReader(AnswerForm(FUNCTIONS, FORMS["hermes"]))
-    for piece in ('{"name": "f", "arguments": {"city": "', *[" word"] * 2000):
-        reader.feed(piece)
-    assert looked < 200
-    assert not reader.feed('"}}')
-    assert [type(part) for part in reader.finish()] == [ReadCall]
 
 
 @pytest.mark.parametrize(
@@ -339,18 +350,31 @@ def test_a_model_that_knows_no_thoughts_writes_the_tags_as_text():
     assert read(text, AnswerForm(FUNCTIONS, HERMES)).said == text
 
 
-def test_markers_that_are_control_tokens_are_seen_and_not_shown():
-    reader = AnswerReader(AnswerForm(FUNCTIONS, FORMS["lfm"]))
-    shown = "So: [f(days=1)]. <|im_end|>"
-    events = [*reader.feed("So: ", "<|tool_call_start|>"), *reader.feed("[f(days=1)]", "<|tool_call_end|>")]
-    events += [*reader.feed(". ", "<|reserved|>"), *reader.feed("<|im_end|>"), *reader.finish()]
-    assert [e.name for e in events if isinstance(e, ReadCall)] == ["f"]
-    assert "".join(shown[e.start : e.end] for e in events if isinstance(e, PlainText)) == "So:. <|im_end|>"
-    typed = AnswerReader(AnswerForm(FUNCTIONS, FORMS["lfm"]))
-    events = [*typed.feed("a"), *typed.feed("", "<|tool_call_start|>"), *typed.feed(" b"), *typed.finish()]
-    assert [(e.start, e.end) for e in events if isinstance(e, PlainText)][-1][1] == 3, (
-        "the marker has no place in the text"
+def test_text_is_not_held_longer_than_needed():
+    reads = AnswerReader(AnswerForm({"f": {}}, HERMES))
+    assert reads.feed("Hello ") == [PlainText(0, 5)]
+    assert reads.feed("there <to") == [PlainText(5, 11)]
+    assert reads.feed("p> x") == [PlainText(11, 19)]
+
+
+def test_a_call_in_chunks(tiny_target: Model):
+    """The name comes first, then the arguments; the text around keeps its origins."""
+    asked = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}]})
+    request = PreparedRequest((PreparedText([1], Options(), AnswerForm({"f": {}})),))
+    writer = ChatWriter(asked, request, tiny_target, "m", "fp")
+    text = f"So: {TAGGED}"
+    tokens = [Token(5, text[i : i + 3], "accepted") for i in range(0, len(text), 3)]
+    deltas = [chunk["choices"][0]["delta"] for token in tokens for chunk in writer.parts(0, [token])]
+    assert "".join(delta.get("content", "") for delta in deltas) == "So:"
+    first, *rest = (delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta)
+    assert first["id"].startswith("call_")
+    assert (first["index"], first["type"], first["function"]) == (
+        0,
+        "function",
+        {"name": "f", "arguments": ""},
     )
+    assert all(delta["index"] == 0 and [*delta["function"]] == ["arguments"] for delta in rest)
+    assert "".join(delta["function"]["arguments"] for delta in rest) == '{"a": 1}'
 
 
 def test_a_json_answer_is_not_held_back_as_a_possible_call():
@@ -358,15 +382,3 @@ def test_a_json_answer_is_not_held_back_as_a_possible_call():
     assert list(reader.feed('{"city": "Par')), "its first key is none of a call"
     reader = AnswerReader(AnswerForm(FUNCTIONS, HERMES))
     assert list(reader.feed('{"name": "nobody", ')), "a function that nobody offered"
-
-
-def test_long_answers_take_time_in_proportion():
-    text = "word and { more } of it <\n" * 20_000
-    reader = AnswerReader(AnswerForm(FUNCTIONS, HERMES))
-    said = sum(
-        e.end - e.start
-        for piece in pieces_of(text, [4])
-        for e in reader.feed(piece)
-        if isinstance(e, PlainText)
-    )
-    assert said > len(text) - 10

@@ -10,38 +10,6 @@ from edgespec.errors import EdgespecError, UsageError
 
 
 @pytest.mark.parametrize(
-    ("error", "message", "param"),
-    [
-        (
-            UsageError("no draft model was loaded", field="drafter", value="model"),
-            "speculative.drafter model: no draft model was loaded",
-            "speculative",
-        ),
-        (
-            UsageError("must be 1 or more", field="n_predict", value=0),
-            "max_tokens 0: must be 1 or more",
-            "max_tokens",
-        ),
-        (
-            EdgespecError("nothing matches", field="response_format"),
-            "response_format: nothing matches",
-            "response_format",
-        ),
-        (
-            UsageError("no such token", field="logit_bias", value="9=1"),
-            "logit_bias 9=1: no such token",
-            "logit_bias",
-        ),
-    ],
-)
-def test_a_field_that_the_client_set_is_its_mistake(error, message, param):
-    logged: list[str] = []
-    fault = api_errors.engine_error(error, logged.append)
-    assert (fault.status, str(fault), fault.param) == (400, message, param)
-    assert not logged
-
-
-@pytest.mark.parametrize(
     "error",
     [
         UsageError("must be 1 or more", field="n_ctx", value=0),

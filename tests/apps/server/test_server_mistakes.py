@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from server_app import Served, serving
+from tiny_gguf import write_tiny_gguf
 
 CHAT, RESPONSES, MESSAGES, OLLAMA = "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"
 LIST = {"type": "array"}
@@ -90,3 +92,53 @@ def test_a_mistake_in_each_api(served: Served, mistake: str, path: str):
             assert error["param"] == lines[path].partition(":")[0].partition(".")[0]
             assert error["type"] == "invalid_request_error"
     assert served.log == []
+
+
+# ---- limits ----
+
+LONG = {path: body | {"model": "edgespec", "temperature": 0} for path, body in asked().items()}
+LONG[RESPONSES] |= {"max_output_tokens": 60_000}
+LONG[OLLAMA] |= {"options": {"temperature": 0, "num_predict": 60_000}}
+for one in (CHAT, MESSAGES):
+    LONG[one] |= {"max_tokens": 60_000}
+FAILED = {CHAT: 'data: {"error":', RESPONSES: "event: response.failed\n", MESSAGES: "event: error\n"}
+FAILED[OLLAMA] = '{"error":'
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Served]]:
+    """A server whose queue is full, and one that gives an answer too little time."""
+    path = write_tiny_gguf(tmp_path_factory.mktemp("limited") / "long.gguf", seed=1, n_ctx=1 << 16)
+    with (
+        serving(path, worker_options={"max_queue": 0}) as full,
+        serving(path, worker_options={"max_seconds": 0.2}) as short,
+        full.client() as client,
+        client.stream("POST", CHAT, json=LONG[CHAT] | {"stream": True}) as endless,
+    ):
+        text = endless.iter_text()  # kept: when it goes, the client leaves
+        next(text)
+        yield {"full": full, "short": short}
+
+
+@pytest.mark.parametrize("path", SAME)
+@pytest.mark.parametrize(
+    ("name", "status", "said", "kinds"),
+    [
+        ("full", 503, "wait already", {"queue_full", "overloaded_error"}),
+        ("short", 504, "not complete within", {"timeout", "timeout_error", "server_error"}),
+    ],
+)
+def test_a_limit_in_each_api(
+    limited: dict[str, Served], path: str, name: str, status: int, said: str, kinds: set[str]
+):
+    for stream in (False, True):
+        with limited[name].client() as client:
+            answer = client.post(path, json=LONG[path] | {"stream": stream})
+        began = stream and name == "short"
+        last = answer.text.rstrip().split("\n" if path == OLLAMA else "\n\n")[-1]
+        assert answer.status_code == (200 if began else status), answer.text
+        assert last.startswith(FAILED[path] if began else "{")
+        told = json.loads(last[last.index("{") :])
+        error = told.get("response", told)["error"]
+        assert said in (error if path == OLLAMA else error["message"])
+        assert path == OLLAMA or kinds & {error.get("code"), error.get("type")}

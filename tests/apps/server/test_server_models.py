@@ -28,7 +28,7 @@ from edgespec.apps.server.router.pool import ModelProcess, ModelSpec, NotLoaded,
 from edgespec.cli import main
 from edgespec.cli.groups import changed, flat_options
 from edgespec.cli.options import ComputeOnNodes, StateOptions
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from speech_app import recording
 from tiny_bert import TinyBert
 from tiny_gguf import write_tiny_gguf
@@ -598,25 +598,6 @@ def test_vectors_leave_out_what_does_nothing_for_them_and_name_it(tmp_path, capf
         word = f"--{name.replace('_', '-')}"
         assert word in " ".join(found["text"])
         assert word in line
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "embeddings = true\nspeech = 'whisper-tiny'",
-        "embeddings = true\nlearn = true",
-        "embeddings = true\nprefix_cache = 5",
-        "embeddings = true\ndraft = 'x'",
-        "pooling = 'cls'",
-        "target = 'none'",
-        "state_limit = '5MB'",
-        "state_limit = 'much'\nstate_dir = '/s'",
-        "drafter = 'none'\ndraft = 'x'",
-    ],
-)
-def test_options_of_a_table_that_contradict_each_other_are_refused(text, tmp_path):
-    with pytest.raises(UsageError):
-        own_words(f"[models.a]\n{text}", tmp_path)
 
 
 def test_times_are_ollamas():

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from chat_templates import DEEPSEEK, FAMILIES, HERMES, MISTRAL, SILENT, THINKING_CODER, function
@@ -20,7 +19,6 @@ from edgespec.apps.server.request_reader import PreparedRequest, PreparedText, R
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.decoding.records import Token
 from edgespec.llama.weights import Model
-from server_app import serving
 from tiny_gguf import CHAT_TEMPLATE, IM_END, TOOLS_TEMPLATE, write_tiny_gguf
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -41,8 +39,10 @@ class Asked:
         return self.reader.choices(ChatRequest.model_validate(body)).texts[0]
 
     def prompt(self, messages: Any = HELLO, **fields: Any) -> str:
-        tokens = self.ask(messages, **fields).tokens
-        return b"".join(self.model.piece(token, special=True) for token in tokens).decode()
+        return self.text(self.ask(messages, **fields))
+
+    def text(self, prepared: PreparedText) -> str:
+        return b"".join(self.model.piece(token, special=True) for token in prepared.tokens).decode()
 
     def refused(self, messages: Any = HELLO, **fields: Any) -> ApiError:
         with pytest.raises(ApiError) as caught:
@@ -406,38 +406,6 @@ def test_a_plain_prompt_has_the_tokens_that_it_names_unless_it_says_otherwise(as
 # ---- over HTTP ----
 
 
-def test_models_tell_truly_whether_functions_can_be_called(tmp_path: Path):
-    for name, template, takes in (("with", HERMES, True), ("without", "{# tools #}" + CHAT_TEMPLATE, False)):
-        with (
-            serving(write_tiny_gguf(tmp_path / f"{name}.gguf", chat_template=template)) as served,
-            served.client() as client,
-        ):
-            assert client.get("/v1/models").json()["data"][0]["edgespec"]["tools"] is takes
-
-
-def test_one_call_where_several_are_not_wanted(tmp_path: Path):
-    """The text ends with its first call, in any form."""
-    path = write_tiny_gguf(tmp_path / "model.gguf", chat_template=HERMES, n_ctx=1024)
-    with serving(path) as served, served.client() as client:
-        answer = post(
-            client,
-            tools=[FUNCTION],
-            parallel_tool_calls=False,
-            tool_choice="required",
-            max_tokens=400,
-            logit_bias={str(ord('"') - 33): 9},
-        )
-        assert len(answer["choices"][0]["message"]["tool_calls"]) == 1
-
-
-def post(client: httpx.Client, **fields: Any) -> Any:
-    answer = client.post(
-        "/v1/chat/completions", json={"model": "edgespec", "messages": HELLO, "seed": 3} | fields
-    )
-    assert answer.status_code == 200, answer.text
-    return json.loads(answer.text)
-
-
 # ---- how much the model is to think ----
 
 TURN = "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}A:"
@@ -490,6 +458,38 @@ def test_an_effort_is_a_switch_or_a_budget(
     assert model.prompt(**fields) == ("hello\n" + end if not end.startswith("hello") else end)
     assert model.ask(**fields).options.reasoning_budget == budget
     assert model.ask(**fields).answer.thinks_at_once is end.rstrip().endswith("<think>")
+
+
+@pytest.mark.parametrize(
+    ("template", "think", "end"),
+    [
+        (SWITCHED, None, "A:<think>\n"),
+        (SWITCHED, True, "A:<think>\n"),
+        (SWITCHED, False, "A:<think></think>"),
+        (SWITCHED, "low", "A:<think>\n"),
+        (OFF_AT_FIRST, None, "A:</think>"),
+        (OFF_AT_FIRST, True, "A:<think>"),
+        (OFF_AT_FIRST, False, "A:</think>"),
+        (BY_DEGREES, "low", "A:low<think>"),
+        (BY_DEGREES, "max", "A:high<think>"),
+        (BY_DEGREES, True, "A:medium<think>"),
+        (BY_DEGREES, False, "A:medium" + CLOSED),
+        (ALWAYS, None, "A:<think>\n"),
+        (ALWAYS, False, "A:" + CLOSED),
+        (NEVER, False, "A:"),
+    ],
+)
+def test_think_is_what_the_template_makes_of_it(asked: Any, template: str, think: Any, end: str):
+    model = asked(template)
+    for given in ({"messages": HELLO}, {"prompt": "hello"}):
+        kind = OllamaChatRequest if "messages" in given else OllamaGenerateRequest
+        request = kind.model_validate({"model": "served", "think": think, **given})
+        (prepared,) = read_request(model.reader, request).texts
+        assert model.text(prepared) == f"hello\n{end}"
+    said = {"role": "assistant", "content": "Well, "}
+    request = OllamaChatRequest.model_validate({"model": "served", "messages": [*HELLO, said]})
+    (prepared,) = read_request(model.reader, request).texts
+    assert model.text(prepared).endswith("Well, "), "a last message of the model is continued"
 
 
 def test_a_thought_that_is_gone_on_with_is_closed(asked: Any):

@@ -13,7 +13,6 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.apps.server.request_worker import (
     QueuedRequest,
-    QueuePlace,
     RequestQueue,
     ShuttingDown,
     TimedOut,
@@ -98,29 +97,6 @@ def test_passes_are_shared_and_answers_are_the_same(engine, pipe, prompts, alone
     n_read = sum(result.prompt_tokens - result.n_cached for result in results)
     assert sum(one.n_tokens for one in passes) >= n_read + sum(result.stats.steps for result in results)
     assert 0 < sum(one.n_prefilled for one in passes) <= n_read
-
-
-def test_some_leave_and_the_others_are_not_disturbed(engine, pipe, prompts, alone):
-    async def main():
-        async with working(engine, pipe) as worker:
-
-            async def leave(number):
-                job = items_of(worker.run(prompts[number], OPTIONS, client="leaver"))
-                async for item in job:
-                    if isinstance(item, list):
-                        break
-                await job.aclose()
-
-            jobs = [
-                leave(n) if i % 3 == 0 else read(worker, prompts[n]) for i, n in enumerate([*range(6)] * 3)
-            ]
-            found = await asyncio.gather(*jobs)
-            await until(lambda: not worker.busy)
-        return found
-
-    found = asyncio.run(main())
-    numbers = [n for i, n in enumerate([*range(6)] * 3) if i % 3]
-    assert ids([result for result in found if result]) == [alone[n] for n in numbers]
 
 
 def test_no_pass_is_interrupted_while_another_job_needs_it(engine, pipe, prompts, alone):
@@ -295,54 +271,6 @@ def test_turns_go_to_the_client_with_the_fewest_jobs_under_way():
     loop.close()
 
 
-def test_a_client_without_answers_under_way_goes_before_one_with_some(engine, pipe, prompts):
-    async def main():
-        begun = []
-
-        async def ask(client, number):
-            job = items_of(worker.run(prompts[number], OPTIONS.changed(n_predict=60), client=client))
-            async for item in job:
-                if isinstance(item, list):
-                    begun.append(client)
-                    break
-            async for _ in job:
-                pass
-
-        async with working(engine, pipe, start=False) as worker:
-            tasks = [asyncio.create_task(ask("many", 3)) for _ in range(6)]
-            await until(lambda: worker.n_waiting == 6)
-            tasks.append(asyncio.create_task(ask("one", 2)))
-            await until(lambda: worker.n_waiting == 7)
-            worker.start()
-            await asyncio.gather(*tasks)
-        return begun
-
-    begun = asyncio.run(main())
-    assert "one" in begun[:PARALLEL]
-
-
-def test_who_waits_is_told_its_place_as_it_moves(engine, pipe, prompts):
-    async def main():
-        items: list[list[Any]] = [[], []]
-
-        async def follow(worker, i):
-            async for item in items_of(worker.run(prompts[3], OPTIONS, client=f"waits {i}")):
-                items[i].append(item)
-
-        async with working(engine, pipe, start=False) as worker:
-            jobs = [
-                read(worker, prompts[2], client=f"runs {i}", n_predict=40 + 40 * i) for i in range(PARALLEL)
-            ]
-            tasks = [asyncio.create_task(job) for job in [*jobs, follow(worker, 0), follow(worker, 1)]]
-            await until(lambda: worker.n_waiting == PARALLEL + 2)
-            worker.start()
-            await asyncio.gather(*tasks)
-        return items
-
-    places = [[item.place for item in seen if isinstance(item, QueuePlace)] for seen in asyncio.run(main())]
-    assert places == [[1, 0], [2, 1, 0]]
-
-
 # ---- the end ----
 
 
@@ -370,19 +298,3 @@ def test_answers_under_way_are_completed_and_all_others_are_refused(engine, pipe
             return ids(await asyncio.gather(*running))
 
     assert asyncio.run(main()) == alone[:PARALLEL]
-
-
-def test_after_the_grace_all_are_cancelled(engine, pipe, prompts, alone):
-    async def main():
-        async with working(engine, pipe, start=False) as worker:
-            running, gate = await held_at_first_step(worker, prompts[:3], n_predict=400)
-            assert worker.n_running == 3
-            stopping = asyncio.create_task(worker.stop(grace_s=0))
-            await until(pipe.used.is_set)
-            gate.open.set()
-            ends = await asyncio.gather(*running, return_exceptions=True)
-            await stopping
-            return ends
-
-    assert [type(end) for end in asyncio.run(main())] == [ShuttingDown] * 3
-    assert engine.generate(prompts[1], OPTIONS).token_ids == alone[1]

@@ -128,6 +128,13 @@ def test_a_model_that_does_not_think_has_nothing_to_limit(models: dict[str, Serv
     assert chat(models["never"], max_tokens=20, reasoning_budget=1)["choices"] == usual["choices"]
 
 
+def test_ollamas_capabilities_say_whether_it_thinks(models: dict[str, Served]):
+    for name, served in models.items():
+        with served.client() as client:
+            shown = client.post("/api/show", json={"model": "edgespec"}).json()
+        assert ("thinking" in shown["capabilities"]) is (name == "thinks")
+
+
 def test_a_bias_leaves_a_budget_as_it_is(models: dict[str, Served]):
     with models["thinks"].client() as client:
         body = {"model": "edgespec", "messages": HELLO, "reasoning_budget": 4, "logit_bias": {}}

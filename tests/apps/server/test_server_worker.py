@@ -14,7 +14,6 @@ from edgespec.apps.server.request_worker import QueueFull, ShuttingDown, TimedOu
 from edgespec.apps.server.worker import Worker
 from tiny_gguf import write_tiny_gguf
 from worker_jobs import (
-    FAILURES,
     N_PREDICT,
     NO_SUCH_TOKEN,
     OPTIONS,
@@ -78,54 +77,6 @@ def test_tokens_of_a_step_come_together_and_the_result_last(engine, pipe, prompt
     assert len(steps) <= result.stats.steps + 1
 
 
-def test_clients_take_turns_and_one_client_is_first_come_first_served(engine, pipe, prompts):
-    async def main():
-        done = []
-
-        async def ask(client, number):
-            await read(worker, prompts[number], client=client, n_predict=4)
-            done.append(f"{client}{number}")
-
-        async with working(engine, pipe, start=False) as worker:
-            jobs = [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("c", 1)]
-            tasks = [asyncio.create_task(ask(*job)) for job in jobs]
-            await until(lambda: worker.n_waiting == len(jobs))
-            worker.start()
-            await asyncio.gather(*tasks)
-        return done
-
-    assert asyncio.run(main()) == ["a1", "b1", "c1", "a2", "b2", "a3"]
-
-
-def test_many_at_once_are_never_mixed_though_some_go_away(engine, pipe, prompts, alone):
-    """A third leaves in the middle: what the others read is what each prompt gives alone."""
-
-    async def main():
-        async with working(engine, pipe) as worker:
-
-            async def ask(number):
-                return (
-                    number,
-                    (await read(worker, prompts[number], client=f"client {number % 4}")).token_ids,
-                )
-
-            async def leave(number):
-                job = items_of(worker.run(prompts[number], OPTIONS, client="leaver"))
-                async for item in job:
-                    if isinstance(item, list):
-                        break
-                await job.aclose()
-
-            numbers = [i % len(prompts) for i in range(18)]
-            tasks = [asyncio.create_task(leave(n) if i % 3 == 0 else ask(n)) for i, n in enumerate(numbers)]
-            return [found for found in await asyncio.gather(*tasks) if found]
-
-    found = asyncio.run(main())
-    assert len(found) == 12
-    for number, ids in found:
-        assert ids == alone[number]
-
-
 # ---- limits ----
 
 
@@ -139,20 +90,6 @@ def test_a_full_queue_refuses_and_says_how_many_wait(engine, pipe, prompts):
                 await read(worker, prompts[2])
             gate.open.set()
             await asyncio.gather(running, *waiting)
-
-    asyncio.run(main())
-
-
-def test_without_a_queue_one_runs_and_nobody_waits(engine, pipe, prompts):
-    async def main():
-        async with working(engine, pipe, max_queue=0) as worker:
-            running, gate = await hold(worker, prompts[0])
-            with pytest.raises(QueueFull):
-                await read(worker, prompts[1])
-            gate.open.set()
-            await running
-            await until(lambda: not worker.busy)
-            await read(worker, prompts[1])
 
     asyncio.run(main())
 
@@ -330,20 +267,6 @@ def test_a_cancellation_that_comes_too_late_does_not_end_the_next(engine, pipe, 
 # ---- failures ----
 
 
-@pytest.mark.parametrize(("options", "expected"), FAILURES)
-def test_a_failure_is_one_jobs_alone(engine, pipe, prompts, alone, options, expected):
-    async def main():
-        ends = []
-        async with working(engine, pipe, on_end=lambda ended: ends.append(ended.outcome)) as worker:
-            bad = asyncio.create_task(read(worker, prompts[0], **options))
-            good = asyncio.create_task(read(worker, prompts[1]))
-            with pytest.raises(expected):
-                await bad
-            return (await good).token_ids, ends
-
-    assert asyncio.run(main()) == (alone[1], ["failed", "finished"])
-
-
 def test_a_prompt_longer_than_the_context_and_an_observer_that_fails(engine, pipe, prompts, alone):
     async def main():
         async with working(engine, pipe, on_end=raising(RuntimeError("a bug of the observer"))) as worker:
@@ -432,25 +355,6 @@ def test_joules_are_counted_of_what_was_cancelled_too(engine, pipe, prompts):
 
 
 # ---- the end ----
-
-
-def test_the_answer_under_way_is_completed_and_all_others_are_refused(engine, pipe, prompts, alone):
-    async def main():
-        async with working(engine, pipe) as worker:
-            running, gate = await hold(worker, prompts[0])
-            waiting = asyncio.create_task(read(worker, prompts[1]))
-            await until(lambda: worker.n_waiting == 1)
-            stopping = asyncio.create_task(worker.stop(grace_s=60))
-            with pytest.raises(ShuttingDown):
-                await waiting
-            assert worker.stopping
-            with pytest.raises(ShuttingDown):
-                await read(worker, prompts[2])
-            gate.open.set()
-            await stopping
-            return (await running).token_ids
-
-    assert asyncio.run(main()) == alone[0]
 
 
 def test_after_the_grace_it_is_cancelled_and_the_engine_is_the_callers(engine, pipe, prompts, alone):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from pathlib import Path
 
 import anthropic
 import httpx
 import pytest
 from anthropic.types.shared import ErrorResponse
 
-from anthropic_events import ASKED, answer, events_of
+from anthropic_events import ASKED
 from edgespec.apps.server.gate import Gate, GateLimits
-from server_app import Served, serving
-from tiny_gguf import write_tiny_gguf
+from server_app import Served
 
 
 def test_a_prompt_that_is_too_long(client: anthropic.Anthropic):
@@ -26,13 +23,6 @@ def test_a_prompt_that_is_too_long(client: anthropic.Anthropic):
             anthropic.BadRequestError, match=rf"prompt is too long: {n} tokens > 4096 maximum"
         ):
             client.messages.create(**ASKED | {"messages": long}, stream=stream)
-
-
-def test_a_server_with_its_own_limit_of_prompts(tmp_path: Path):
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
-    with serving(path, service={"max_prompt": 30}) as running, running.client() as client:
-        error = answer(client, status=400, messages=[{"role": "user", "content": "word " * 40}])
-    assert re.fullmatch(r"prompt is too long: \d+ tokens > 30 maximum", error.message)
 
 
 @pytest.mark.parametrize(
@@ -52,30 +42,6 @@ def test_every_refusal_has_the_form(
     assert response.status_code == status
     found = ErrorResponse.model_validate(response.json())
     assert found.error.type == kind and found.request_id == response.headers["request-id"]
-
-
-def test_failures_have_the_form_too(tmp_path: Path):
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_ctx=1 << 16)
-    endless_fields = {
-        "max_tokens": 60_000,
-        "temperature": 0,
-    }  # it never ends by itself
-    long = ASKED | endless_fields
-    with (
-        serving(path, worker_options={"max_queue": 0}) as busy,
-        busy.client() as client,
-        client.stream("POST", "/v1/messages", json=long | {"stream": True}) as endless,
-    ):
-        text = endless.iter_text()  # kept: when it goes, the client leaves
-        next(text)
-        for stream in (True, False):
-            assert answer(client, stream=stream, status=503).type == "overloaded_error"
-    with serving(path, worker_options={"max_seconds": 0.2}) as short, short.client() as client:
-        assert answer(client, status=504, **endless_fields).type == "timeout_error"
-        cut = client.post("/v1/messages", json=long | {"stream": True}).text
-    assert cut.rstrip().rpartition("\n\n")[2].startswith("event: error\n")
-    *_, last = events_of(cut)
-    assert last.error.type == "timeout_error" and "not complete within" in last.error.message
 
 
 def test_the_gate_answers_in_the_form_and_takes_the_key_by_its_other_name(served: Served):

@@ -93,14 +93,6 @@ def test_formats_hold(client: ollama.Client):
     assert json.loads(raw.response) in ("one", "two")
 
 
-def test_a_part_of_a_format_that_cannot_be_held_is_told(served: Served):
-    with served.client() as plain:
-        schema = {"type": "array", "items": {"type": "boolean"}, "maxItems": 3, "uniqueItems": True}
-        body = {"model": "edgespec", "prompt": "hello", "stream": False, "format": schema}
-        (warning,) = plain.post("/api/generate", json=body).json()["edgespec"]["warnings"]
-    assert warning == 'format: not enforced: "uniqueItems"'
-
-
 def test_logprobs(client: ollama.Client):
     options = {"num_predict": 4, "seed": 1}
     whole = client.chat("edgespec", HELLO, logprobs=True, top_logprobs=2, options=options)

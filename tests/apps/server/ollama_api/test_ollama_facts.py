@@ -8,7 +8,6 @@ from pathlib import Path
 import ollama
 import pytest
 
-from ollama_requests import HELLO, refused
 from server_app import Served
 from tiny_gguf import TOOLS_TEMPLATE
 
@@ -33,44 +32,6 @@ def test_the_model_is_told_truly(client: ollama.Client, served: Served, target: 
         named = plain.post("/api/show", json={"name": "llama-1b-f32", "verbose": True, "system": ""})
         assert named.json()["capabilities"] == shown.capabilities
         assert re.fullmatch(r"\d+\.\d+\.\d+", plain.get("/api/version").json()["version"])
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llama-1b",
-        "llama-1b:latest",
-        "LLAMA-1B",
-        "llama:1b",
-        "llama:1b-f32",
-        "llama-1b-F32:latest",
-        "llama-1b:f32",
-        "edgespec",
-        "edgespec:latest",
-        "tiny 1",
-    ],
-)
-def test_names(client: ollama.Client, name: str):
-    answer = client.generate(name, "hello", options={"num_predict": 1})
-    assert answer.model == name
-
-
-def test_the_name_that_is_listed_is_known_to_the_other_api(client: ollama.Client, served: Served):
-    """Editors list the models here and chat there."""
-    (listed,) = client.list().models
-    with served.client() as plain:
-        body = {"model": listed.model, "messages": HELLO, "max_tokens": 1}
-        assert plain.post("/v1/chat/completions", json=body).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["llama3.2", "llama-1b:7b", "llama:1b-q4_0", "llama", "edgespec:", ":latest", "llama-1b:latest:latest"],
-)
-def test_other_names_are_not_found_in_ollamas_words(client: ollama.Client, name: str):
-    refused(client, 404, f"^model '{re.escape(name)}' not found", model=name)
-    with pytest.raises(ollama.ResponseError, match="not found"):
-        client.show(name)
 
 
 @pytest.mark.parametrize("name", ["edgespec", "llama-1b", "llama-1b:latest"])

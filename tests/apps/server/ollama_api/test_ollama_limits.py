@@ -8,10 +8,8 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import httpx
-import ollama
 import pytest
 
 from edgespec.apps.server.gate import Gate, GateLimits
@@ -19,58 +17,10 @@ from edgespec.apps.server.http_server import noting_requests
 from edgespec.apps.server.metrics import Metrics
 from edgespec.apps.server.ollama_api import OllamaChatRequest, OllamaGenerateRequest
 from edgespec.errors import silent
-from ollama_requests import GREEDY, HELLO
-from server_app import Served, serving
+from server_app import Served
 
 PAGE = Path(__file__).parents[4] / "docs" / "server.md"
 ADDRESS = "http://127.0.0.1:11434"
-
-
-def test_limits_are_those_of_the_other_api(target: Path, monkeypatch: pytest.MonkeyPatch):
-    options = {"temperature": 0, "num_predict": 4000}
-    with (
-        serving(target, worker_options={"max_queue": 0}) as busy,
-        ollama.Client(busy.url) as client,
-    ):
-        endless = client.generate("edgespec", "hello", stream=True, options=options)
-        next(endless)
-        for stream in (True, False):
-            with pytest.raises(ollama.ResponseError, match="wait already") as full:
-                list(client.chat("edgespec", HELLO, stream=stream))
-            assert full.value.status_code == 503
-        endless.close()
-    with serving(target, worker_options={"max_seconds": 0.2}) as short, ollama.Client(short.url) as client:
-        with pytest.raises(ollama.ResponseError, match="not complete within") as late:
-            client.generate("edgespec", "hello", options=options)
-        assert late.value.status_code == 504
-        with pytest.raises(ollama.ResponseError, match="not complete within"):
-            list(client.generate("edgespec", "hello", stream=True, options=options))
-
-
-def test_a_stream_that_waits_sends_lines_that_add_nothing(served: Served, monkeypatch: pytest.MonkeyPatch):
-    from edgespec.apps.server import streaming
-
-    monkeypatch.setattr(streaming, "ALIVE_S", 0.01)
-
-    async def all_at_once() -> list[dict[str, Any]]:
-        async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
-            long = {"model": "edgespec", "prompt": "hello", "stream": False}
-            options = {"temperature": 0, "num_predict": 400}
-            before = [
-                asyncio.create_task(client.post("/api/generate", json=long | {"options": options}))
-                for _ in range(4)
-            ]
-            while served.worker.n_waiting < 2:
-                await asyncio.sleep(0.001)
-            answer = await client.post(
-                "/api/chat", json={"model": "edgespec", "messages": HELLO, "options": GREEDY}
-            )
-            assert [done.status_code for done in await asyncio.gather(*before)] == [200] * 4
-            return [json.loads(line) for line in answer.text.splitlines()]
-
-    lines = asyncio.run(all_at_once())
-    assert lines[0]["message"] == {"role": "assistant", "content": ""}
-    assert lines[-1]["done"] and lines[-1]["load_duration"] > 0
 
 
 def test_the_gate_holds_for_these_routes_and_answers_in_their_form(served: Served):

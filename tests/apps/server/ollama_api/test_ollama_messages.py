@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,100 +144,6 @@ def test_an_answer_of_another_server_can_be_sent_back(served: Served):
     (_, again, result) = openai_messages(read)
     assert (again["reasoning"], again["tool_calls"]) == ("hm", [called])
     assert result["tool_call_id"] == "c"
-
-
-# ---- thinking, by the template ----
-
-BODY = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }}]{% endfor %}"
-    "{% if m.tool_call_id %}[{{ m.tool_call_id }} {{ m.name }}]{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n"
-)
-SWITCHED = (
-    BODY + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"
-)
-OFF_AT_FIRST = BODY + "{% if thinking %}<think>{% else %}</think>{% endif %}{% endif %}"
-BY_DEGREES = BODY + "{{ reasoning_effort or 'medium' }}<think>{% endif %}{# </think> #}"
-ALWAYS = BODY + "<think>{% endif %}{# </think> #}"
-NEVER = BODY.replace("<think>", "(").replace("</think>", ")") + "{% endif %}"
-USER = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ollama.Client]]:
-    folder = tmp_path_factory.mktemp("thinking")
-    with contextlib.ExitStack() as stack:
-        clients = {}
-        for template in (SWITCHED, OFF_AT_FIRST, BY_DEGREES, ALWAYS, NEVER):
-            path = write_tiny_gguf(folder / f"{len(clients)}.gguf", seed=1, chat_template=template)
-            clients[template] = stack.enter_context(ollama.Client(stack.enter_context(serving(path)).url))
-        yield clients
-
-
-def text_of(answer: ollama.ChatResponse) -> str:
-    return (answer.message.thinking or "") + (answer.message.content or "")
-
-
-@pytest.mark.parametrize(
-    ("template", "think", "begins"),
-    [
-        (SWITCHED, None, ""),
-        (SWITCHED, True, ""),
-        (SWITCHED, False, "<think></think>"),
-        (OFF_AT_FIRST, None, "</think>"),
-        (OFF_AT_FIRST, True, "<think>"),
-        (OFF_AT_FIRST, False, "</think>"),
-        (BY_DEGREES, "low", "low<think>"),
-        (BY_DEGREES, "max", "high<think>"),
-        (BY_DEGREES, True, "medium<think>"),
-        (ALWAYS, None, "<think>"),
-        (ALWAYS, True, "<think>"),
-        (ALWAYS, False, "<think>\n\n</think>\n\n"),
-        (BY_DEGREES, False, "medium<think>\n\n</think>\n\n"),
-        (SWITCHED, "low", ""),
-        (NEVER, None, ""),
-        (NEVER, False, ""),
-    ],
-)
-def test_think_is_what_the_template_makes_of_it(
-    models: dict[str, ollama.Client], template: str, think: Any, begins: str
-):
-    client = models[template]
-    answer = client.chat("edgespec", HELLO, think=think, options=GREEDY)
-    raw = client.generate("edgespec", USER + begins, raw=True, options=GREEDY)
-    assert (text_of(answer), answer.prompt_eval_count) == (raw.response, raw.prompt_eval_count)
-    assert bool(answer.message.thinking) is begins.endswith("<think>")
-    generated = client.generate("edgespec", "hello", think=think, options=GREEDY)
-    assert (generated.thinking or "") + generated.response == raw.response
-
-
-def test_capabilities_say_whether_it_thinks(models: dict[str, ollama.Client]):
-    for template, client in models.items():
-        assert ("thinking" in (client.show("edgespec").capabilities or ())) is (template != NEVER)
-
-
-def test_thoughts_ids_and_names_reach_the_template(models: dict[str, ollama.Client]):
-    messages = [
-        *HELLO,
-        {"role": "assistant", "thinking": "Hm", "content": "", **{"tool_calls": called("f")["tool_calls"]}},
-        {"role": "tool", "tool_name": "f", "content": "1"},
-    ]
-    rendered = (
-        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n<think>Hm</think>[call00100 f]<|im_end|>\n"
-        "<|im_start|>tool\n1[call00100 f]<|im_end|>\n<|im_start|>assistant\n"
-    )
-    answer = models[SWITCHED].chat("edgespec", messages, options=GREEDY)
-    raw = models[SWITCHED].generate("edgespec", rendered, raw=True, options=GREEDY)
-    assert (text_of(answer), answer.prompt_eval_count) == (raw.response, raw.prompt_eval_count)
-
-
-def test_a_last_message_of_the_model_is_gone_on_with(models: dict[str, ollama.Client]):
-    client = models[NEVER]
-    answer = client.chat("edgespec", [*HELLO, {"role": "assistant", "content": "Well, "}], options=GREEDY)
-    raw = client.generate("edgespec", f"{USER}Well, ", raw=True, options=GREEDY)
-    assert (text_of(answer), answer.prompt_eval_count) == (raw.response, raw.prompt_eval_count)
 
 
 def test_a_model_without_a_template_goes_on_with_the_prompt(tmp_path: Path):

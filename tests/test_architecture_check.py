@@ -9,14 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import architecture_check
-import models_supported
-from architecture_check import EQUAL, SOURCES, Check, check_architectures
+from architecture_check import SOURCES, check_architectures
 from architecture_table import MTP
 from edgespec import Engine, SamplingParams
 from edgespec.llama.gguf_header import read_results
 from edgespec.llama.session import Session
-from edgespec.platform.processes import ReportingChild
 from models_supported import COLUMNS, MARK, markdown, problems, supports
 from tiny_models import ARCHITECTURES, make_tiny
 from toy_models import chi_square_p_value
@@ -67,33 +64,6 @@ def comparable(tables):
         if len(row) == len(COLUMNS) and row[kernels] != "all":
             row[batch] = ""
     return rows
-
-
-def test_a_crash_is_the_result_of_one_architecture(monkeypatch):
-    def child(_module, function, request):
-        return ReportingChild("dying_check", function, request)
-
-    monkeypatch.setattr(architecture_check, "ReportingChild", child)
-    llama, qwen2, qwen3 = check_architectures(["llama", "qwen2", "qwen3"])
-    assert (llama.claimed, llama.error, qwen3.claimed, qwen3.error) == (1, "", 1, "")
-    assert qwen2.error == "crashed (signal 6)"
-
-
-def test_what_is_wrong_is_said_and_writes_nothing(monkeypatch, capsys):
-    drafts = {"suffix": EQUAL, "model": "differs at token 3"}
-    found = [
-        Check("llama", ("dense",), claimed=3, keeps_cache=True, takes_back=True, stops=True, drafts=drafts),
-        Check("qwen2", ("dense",), error="crashed (signal 11)"),
-    ]
-    monkeypatch.setattr(models_supported, "check_architectures", lambda _names: iter(found))
-    before = models_supported.PAGE.read_text(), models_supported.TABLE.read_text()
-    assert models_supported.main([]) == 1
-    said = capsys.readouterr().err
-    assert "wrong: llama: model: differs at token 3\n" in said
-    assert "wrong: qwen2: crashed (signal 11)\n" in said
-    assert (models_supported.PAGE.read_text(), models_supported.TABLE.read_text()) == before
-    assert models_supported.main(["lama"]) == 2
-    assert "unknown architecture 'lama'; known: llama, " in capsys.readouterr().err
 
 
 # ---- sampled text ----

@@ -83,25 +83,6 @@ def test_a_server_that_does_not_come_up(model: Path, monkeypatch: pytest.MonkeyP
         Server("slow", [sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.2)
 
 
-def test_a_server_that_does_not_count_its_tokens(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ("--target", model, "--variants", "suffix", "--least", "1", "--clients", "1", "--temps", "0")
-    with pytest.raises(EdgespecError, match="quiet does not answer: the server did not say how many tokens"):
-        run(
-            clients,
-            monkeypatch,
-            capsys,
-            *options,
-            "--rounds",
-            "1",
-            "-n",
-            "4",
-            "--peer",
-            f"quiet={PEER} --silent",
-        )
-
-
 def load(contender: str, round_: int, seconds: float, *texts: str) -> Load:
     records = [Record(f"p{i}", 5, 10, i + 1.0, i + 2.0, text) for i, text in enumerate(texts)]
     return Load(contender, 4, 0.0, round_, seconds, (0.1, 0.2), tuple(records), ())

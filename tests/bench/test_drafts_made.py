@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from drafts_made import STOCK, accepted, class_ratio, goals, report, verdicts
+from drafts_made import STOCK, accepted, class_ratio, goals, verdicts
 from edgespec.apps.bench.runs import PLAIN, Run
 from edgespec.apps.bench.suites import HUMAN_EVAL, Prompt, Suite
 from ratios import Ratios
@@ -63,20 +61,3 @@ def test_what_is_accepted():
     assert accepted(runs, "mine") == pytest.approx([16 / 20, 3 / 6, 1 / 3])
     assert accepted([run("mine", 1.0, histogram=((3, 0, 4),))], "mine") == [0.0]
     assert accepted([run("mine", 1.0)], "mine") == []
-
-
-def test_the_tables(runs, capsys):
-    report(runs, ["mine"], [HUMAN, SPEC])
-    text = capsys.readouterr().out
-    assert "translation                      1            9.18    0.50    0.90" in text
-    assert "question.jsonl, geometric mean                        0.50    1.16" in text
-    assert "question.jsonl, decoding alone                        0.48    1.19" in text
-    assert "mine: c 0.10; accepted" in text
-    # Of 30 steps all had their first token accepted, and of 20 none the second.
-    assert text.count("tau  3.33  alpha  0.60  1.00 0.00") == 4
-
-
-def test_a_draft_beside_the_first_one(runs, capsys):
-    quicker = [replace(one, variant="new", total_s=one.total_s / 2) for one in runs if one.variant == "mine"]
-    report([*runs, *quicker], ["mine", "new"], [HUMAN, SPEC])
-    assert "new over mine: geometric mean 2.00, median 2.000" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from edgespec import Engine, SamplingParams
 from edgespec.apps.bench.runs import PLAIN_VARIANT, Run, parse_variants
 from edgespec.apps.bench.suites import OVERALL, Prompt
 from edgespec.platform.files import cache_root
-from never_slower import deep_run, fixed, report_second, second_run, verdicts
+from never_slower import deep_run, fixed, report_second, second_run
 from prompts import Limits
 from ratios import Ratios, plain_speed
 
@@ -81,20 +81,6 @@ def test_ratios(ratios):
     assert (found.n_identical, found.n_compared) == (8, 9)
 
 
-def test_verdicts(ratios):
-    lines = verdicts(ratios, own_kernels=True)
-    assert lines == [
-        "MISSED: no category below 0.97 of plain: poem 0.952",
-        "MISSED: at least 0.95 of the best fixed choice: copy 0.500",
-        "MISSED: ahead of model-3, llama.cpp's default: copy 1.000",
-        "MISSED: copying at 3 times plain with edgespec's kernels: 2.000",
-    ]
-    assert (
-        verdicts(ratios, own_kernels=False)[-1]
-        == "stated: copying at 2.000 times plain with llama.cpp's kernels"
-    )
-
-
 @pytest.fixture
 def engine(tiny_path, tiny_draft_path):
     with Engine(tiny_path, tiny_draft_path, n_threads=1) as opened:
@@ -144,20 +130,6 @@ def test_compare_is_interleaved_and_forgets(engine, asked):
     assert [(found.n_identical, found.n_compared) for found in same] == [(4, 4)] * 4
     assert all(0 < one.ttft_s + one.draft_prefill_s <= one.total_s for one in runs)
     assert all(bench.notes[prompt.id] for prompt in prompts)
-
-
-def test_no_seed_above_temperature_zero(engine, asked):
-    prompts = [Prompt("1", "a", "the cat")]
-    for seeded, expected in ((False, None), (True, 0)):
-        asked.clear()
-        bench = bench_of(engine, seeded=seeded)
-        compared(
-            {variant.name: (bench, variant) for variant in (PLAIN_VARIANT, *parse_variants("auto"))},
-            prompts,
-            1,
-            0.8,
-        )
-        assert [call[1]["seed"] for call in asked if call != "forget"] == [expected] * 2
 
 
 def test_only_auto_teaches_auto(engine):

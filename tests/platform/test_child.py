@@ -138,18 +138,6 @@ def test_a_child_that_does_not_listen(module: str, n_bytes: int) -> None:
     assert conversation.ended == ChildExit(7, "")
 
 
-def test_giving_up_the_iteration_ends_the_child(module: str, tmp_path: Path) -> None:
-    file = tmp_path / "pid"
-    conversation = ReportingChild(module, "go_on", request([], file))
-    iteration = iter(conversation)
-    assert next(iteration) == ("tick", None)
-    pid = int(file.read_text())
-    os.kill(pid, 0)  # it is there
-    iteration.close()  # type: ignore[attr-defined] # a generator
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
 def test_an_exception_of_the_reader_ends_the_child(module: str, tmp_path: Path) -> None:
     file = tmp_path / "pid"
 

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType
 
-from edgespec.llama import weights
 from edgespec.llama.gguf import row_bytes
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.kernel_timing import MatrixShape
 from edgespec.llama.kernels import packing_growth
-from edgespec.llama.weights import Model
 from edgespec.models import footprint
 from edgespec.models.footprint import loaded_bytes, required_bytes, shape_of, weight_bytes
 from edgespec.models.registry import load_registry
@@ -83,33 +81,6 @@ def test_other_mappings_stay(file: Path, tmp_path: Path) -> None:
             assert pages.drop() == 0
             assert private[0:4] == b"mine"
         assert resident_bytes(file) == resident_bytes(other) == [N_BYTES]
-
-
-def test_what_a_packed_model_no_longer_needs(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dropped at the start, then a step at a time once something was packed, and at the end."""
-    drops: list[float] = []
-    progress = 0.0
-
-    class Pages:
-        def __init__(self, files: tuple[Path, ...]) -> None:
-            assert files == (tiny_path,)
-
-        def drop(self) -> None:
-            drops.append(progress)
-
-    class Packing:
-        on = True
-
-        def begun(self) -> bool:
-            return progress >= 0.2
-
-    with Model(tiny_path) as model:
-        monkeypatch.setattr(weights, "MappedPages", Pages)
-        monkeypatch.setattr(weights, "_DROP_EVERY", model.header.file_bytes // 4)
-        drop = weights._page_dropper(tiny_path, model.header, Packing())  # type: ignore[arg-type]
-    for progress in (0.0, 0.1, 0.3, 0.4, 0.5, 0.95, 0.97, 1.0):
-        drop(progress)
-    assert drops == [0.0, 0.3, 0.95, 1.0]
 
 
 def test_the_machine(tmp_path: Path) -> None:

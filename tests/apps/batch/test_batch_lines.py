@@ -10,7 +10,7 @@ import pytest
 
 from batch_parts import write_lines
 from edgespec.apps.batch import lines
-from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT, BatchAnswer, BatchRequest, open_input, output_line
+from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT, open_input
 from edgespec.errors import EdgespecError
 
 
@@ -151,14 +151,3 @@ def test_an_input_that_changes_while_it_is_read(tmp_path):
     write_lines(file, [long, '"x"'])
     with pytest.raises(EdgespecError, match="was changed while it was read"):
         list(found.requests())
-
-
-def test_a_line_of_the_output_says_which_request_it_answers():
-    line = output_line(BatchRequest(12, "ü"), BatchAnswer(200, b'{"x": 1}'), "key")
-    assert line.endswith(b"\n")
-    assert json.loads(line) == {
-        "id": "batch_req_key_12",
-        "custom_id": "ü",
-        "response": {"status_code": 200, "request_id": "req_key_12", "body": {"x": 1}},
-        "error": None,
-    }

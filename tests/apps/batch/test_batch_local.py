@@ -13,8 +13,8 @@ from edgespec.apps.batch.lines import CHAT, TEXT, BatchRequest, open_input
 from edgespec.apps.batch.local import LocalWriter, PromptDefaults
 from edgespec.apps.server.request_reader import Service
 from server_app import serving
-from shared_engine import SharedEngine
 from tiny_gguf import write_tiny_gguf
+from worker_jobs import raising
 
 HELLO = [{"role": "user", "content": "the quick brown fox"}]
 GREEDY = {"model": "edgespec", "temperature": 0, "max_tokens": 12, "speculative": {"drafter": "none"}}
@@ -51,10 +51,10 @@ class Kept:
         pass
 
 
-def run(shared, requests, **options):
+def run(engine, requests, **options):
     log = []
-    service = Service.of(getattr(shared, "engine", shared), **options.pop("service", {}))
-    writer = LocalWriter(shared, service, "fp", log=log.append, **options)
+    service = Service.of(engine, **options.pop("service", {}))
+    writer = LocalWriter(engine, service, "fp", log=log.append, **options)
     kept = Kept()
     run_batch(iter(requests), writer, kept)
     assert writer.n_running == 0
@@ -63,7 +63,7 @@ def run(shared, requests, **options):
 
 def plain(engine, fields, **options):
     """Answer one line without url; return its status and body."""
-    kept, *_ = run(SharedEngine(engine, parallel=1), [BatchRequest(0, "a", "", fields)], **options)
+    kept, *_ = run(engine, [BatchRequest(0, "a", "", fields)], **options)
     return kept.answers["a"]
 
 
@@ -105,7 +105,7 @@ def test_a_line_gets_what_the_server_answers(tiny_path, engine):
         (TEXT, {**GREEDY, "prompt": "abc", "logit_bias": {"999999": 1}}),
     ]
     requests = [BatchRequest(i, str(i), url, body) for i, (url, body) in enumerate(asked)]
-    kept, writer, log = run(SharedEngine(engine, parallel=4), requests)
+    kept, writer, log = run(engine, requests)
     # The last digits of llama.cpp's logarithms depend on how a text was cut into passes: here alike in both.
     with serving(tiny_path, engine_options={"prefix_cache": None}) as served, served.client() as client:
         for i, (url, body) in enumerate(asked):
@@ -124,7 +124,7 @@ def test_a_field_that_nobody_knows_is_told_once(engine):
     bodies = [{**GREEDY, "messages": HELLO} | more for more in ({}, {"brand_new": 1}, {"brand_new": 2})]
     requests = [BatchRequest(i, str(i), CHAT, body) for i, body in enumerate(bodies)]
     requests.append(BatchRequest(3, "3", CHAT, {**bodies[0], "min_tokens": 3}))
-    kept, _, log = run(SharedEngine(engine, parallel=1), requests)
+    kept, _, log = run(engine, requests)
     assert [text_of(kept.answers[str(i)]) for i in range(3)] == [text_of(kept.answers["0"])] * 3
     assert kept.answers["3"][0] == 400
     assert log == [f"{CHAT}: no effect: brand_new"]
@@ -132,9 +132,7 @@ def test_a_field_that_nobody_knows_is_told_once(engine):
 
 def test_a_plain_prompt_is_a_chat_where_the_model_has_a_template(tmp_path, engine):
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "abc"}]
-    kept, *_ = run(
-        SharedEngine(engine, parallel=1), [BatchRequest(0, "a", CHAT, {**GREEDY, "messages": chat})]
-    )
+    kept, *_ = run(engine, [BatchRequest(0, "a", CHAT, {**GREEDY, "messages": chat})])
     wanted = text_of(kept.answers["a"])
     greedy = PromptDefaults(system="Be brief.", n_predict=12, temp=0)
     assert text_of(plain(engine, {"prompt": "abc"}, defaults=greedy)) == wanted
@@ -158,53 +156,40 @@ def test_a_default_seed_makes_the_answer_reproducible(engine):
     assert len(texts) == 1
 
 
-def test_as_many_at_once_as_the_engine_takes_and_cells_hold(tmp_path, engine):
-    lines = [{"prompt": "abc " * (1 + 7 * (i % 3)), "custom_id": f"c{i}"} for i in range(9)]
-    found = open_input(write_lines(tmp_path / "in.jsonl", lines), None)
-    defaults = PromptDefaults(n_predict=10, temp=0)
-    alone, *_ = run(SharedEngine(engine, parallel=1), found.requests(), defaults=defaults)
-    wide = SharedEngine(engine, parallel=5)
-    together, *_ = run(wide, found.requests(), defaults=defaults)
-    assert wide.most_running == 5
-    narrow = SharedEngine(engine, parallel=5, n_cells=150)
-    squeezed, *_ = run(narrow, found.requests(), defaults=defaults)
-    assert 1 < narrow.most_running < 5
-    assert narrow.most_cells <= 150
-    for kept in (together, squeezed):
-        assert {name: text_of(a) for name, a in kept.answers.items()} == {
-            name: text_of(a) for name, a in alone.answers.items()
-        }
-    begun = [text.result.prompt_tokens for text in narrow.texts]
-    assert begun == [text.result.prompt_tokens for text in wide.texts]  # the longest-waiting first
-
-
-def test_what_never_fits_into_the_cache_is_an_error_of_its_line(engine):
+def test_what_never_fits_into_the_cache_is_an_error_of_its_line(tiny_path):
     requests = [
-        BatchRequest(0, "short", "", {"prompt": "abc", "max_tokens": 5}),
-        BatchRequest(1, "long", "", {"prompt": "abc " * 50, "max_tokens": 5}),
-        BatchRequest(2, "after", "", {"prompt": "abc", "max_tokens": 5}),
+        BatchRequest(i, name, TEXT, {**GREEDY, "prompt": [5] * n})
+        for i, (name, n) in enumerate((("short", 3), ("long", 400), ("after", 3)))
     ]
-    kept, *_ = run(SharedEngine(engine, parallel=3, n_cells=100), requests)
+    with Engine(tiny_path, drafter="none", parallel=3, n_cells=256, profile=False) as engine:
+        kept, *_ = run(engine, requests)
     status, body = kept.answers["long"]
     assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
     assert "do not fit into the cache" in body["error"]["message"]
     assert kept.answers["short"][0] == kept.answers["after"][0] == 200
 
 
-def test_a_text_that_fails_is_an_error_of_its_line_and_its_place_is_taken(engine):
-    shared = SharedEngine(engine, parallel=2)
+class Failing(Engine):
+    """An engine in which texts of prompts of these lengths fail."""
+
+    def stream(self, prompt, options=None, **keywords):
+        if len(prompt) in (1, 4):
+            keywords["on_step"] = raising(RuntimeError("the text /secret/path failed"))
+        return super().stream(prompt, options, **keywords)
+
+
+def test_a_text_that_fails_is_an_error_of_its_line_and_its_place_is_taken(tiny_path):
     requests = [BatchRequest(i, f"c{i}", TEXT, {**GREEDY, "prompt": [5] * (i + 1)}) for i in range(6)]
-    shared.failing = {1, 4}
-    kept, _, log = run(shared, requests)
+    with Failing(tiny_path, drafter="none", parallel=2, profile=False) as engine:
+        kept, _, log = run(engine, requests)
     assert [kept.answers[f"c{i}"][0] for i in range(6)] == [500, 200, 200, 500, 200, 200]
     assert "secret" not in json.dumps(kept.answers["c0"])  # the log has it
     assert log == ["RuntimeError: the text /secret/path failed"] * 2
-    assert not shared.running
 
 
 def test_the_context_asked_for_limits_a_line(engine):
     kept, *_ = run(
-        SharedEngine(engine, parallel=1),
+        engine,
         [BatchRequest(0, "a", TEXT, {**GREEDY, "prompt": [5] * 50})],
         service={"n_ctx": 40},
     )
@@ -217,7 +202,7 @@ def test_texts_share_the_passes_of_a_real_engine(tmp_path, tiny_path, tiny_draft
     lines.insert(3, {"prompt": "x " * 600, "custom_id": "long"})
     found = open_input(write_lines(tmp_path / "in.jsonl", lines), None)
     defaults = PromptDefaults(n_predict=12, temp=0)
-    wanted, *_ = run(SharedEngine(engine, parallel=1), found.requests(), defaults=defaults)
+    wanted, *_ = run(engine, found.requests(), defaults=defaults)
     for options in ({"drafter": "none"}, {"draft": tiny_draft_path}, {"drafter": "none", "n_cells": 256}):
         with Engine(tiny_path, **options, parallel=5, profile=False, prefix_cache=0) as shared:
             kept, _, log = run(shared, found.requests(), defaults=defaults)

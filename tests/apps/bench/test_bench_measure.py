@@ -24,7 +24,6 @@ from edgespec.apps.bench.measure import (
     generate,
     measure,
     turns,
-    warm_up,
 )
 from edgespec.apps.bench.runs import PLAIN, PLAIN_VARIANT, Run, Variant, parse_variants
 from edgespec.apps.bench.suites import Prompt
@@ -104,17 +103,6 @@ def test_variants_that_are_not_exact() -> None:
     assert not any(variant.exact for variant in variants)
     assert [variant.needs_model for variant in variants] == [True] * 5 + [False]
     assert all(variant.exact for variant in VARIANTS)
-
-
-def test_settings_as_an_outcome_tells_them() -> None:
-    assert BenchSettings(VARIANTS, 64, 0.5, 7, "chain").facts() == {
-        "variants": "auto, model-3, suffix-4, staged-2",
-        "n_predict": 64,
-        "temperature": 0.5,
-        "seed": 7,
-        "rule": "chain",
-    }
-    assert BenchSettings(VARIANTS).facts()["rule"] == "match"
 
 
 # ---- one run ----
@@ -219,22 +207,6 @@ def test_joules_are_of_the_run(engine: Engine) -> None:
 # ---- turns and rounds ----
 
 
-def test_who_goes_first_changes(engine: Engine) -> None:
-    settings = BenchSettings(parse_variants("model-1"), 4)
-    runs, _ = measured(engine, settings, rounds=2)
-    order = [
-        (run.round, run.prompt, [run.variant for run in pair]) for pair in batched(runs) for run in pair[:1]
-    ]
-    assert order == [
-        (0, "a", ["plain", "model-1"]),
-        (0, "b", ["model-1", "plain"]),
-        (0, "c", ["plain", "model-1"]),
-        (1, "a", ["model-1", "plain"]),
-        (1, "b", ["plain", "model-1"]),
-        (1, "c", ["model-1", "plain"]),
-    ]
-
-
 def batched(runs: list[Run]) -> list[list[Run]]:
     """The runs of each prompt and round."""
     return [list(group) for _, group in itertools.groupby(runs, key=lambda run: (run.round, run.prompt))]
@@ -248,25 +220,6 @@ def test_each_variant_goes_first_as_often(engine: Engine) -> None:
     assert all({run.variant for run in group} == set(first) for group in batched(runs))
 
 
-def test_the_warm_up_is_not_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
-    real = Engine.stream
-
-    def spied(self: Engine, prompt: Any, **options: Any) -> Any:
-        asked.append((prompt, options["drafter"], options["gamma"], options["n_predict"]))
-        return real(self, prompt, **options)
-
-    monkeypatch.setattr(Engine, "stream", spied)
-    settings = BenchSettings(parse_variants("suffix,model-2"), 40)
-    warm_up(engine, PROMPTS, settings)
-    longest = max((prompt.text for prompt in PROMPTS), key=lambda text: len(engine.prompt_tokens(text)))
-    assert asked == [(longest, "none", None, 40), (longest, "suffix", None, 40), (longest, "model", 2, 40)]
-    asked.clear()
-    runs, _ = measured(engine, settings, rounds=1, prompts=PROMPTS[:1])
-    assert len(asked) == 6
-    assert [run.tokens for run in runs] == [40, 40, 40]
-
-
 def test_a_benchmark_leaves_no_trace_in_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would foretell the next one's answers: their lengths, and what is accepted."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -277,18 +230,6 @@ def test_a_benchmark_leaves_no_trace_in_the_profile(tmp_path: Path, monkeypatch:
     with Engine(target, draft, n_threads=1, kernels="off") as engine:
         engine.generate("abc", n_predict=8)
     assert list((tmp_path / "cache").rglob("profiles/*.json")), "a run does leave one"
-
-
-def test_progress(engine: Engine) -> None:
-    seen: list[tuple[str, float, float, str]] = []
-    settings = BenchSettings(parse_variants("suffix-1"), 3)
-    measured(engine, settings, rounds=4, precision=0, on_progress=lambda *now: seen.append(now))
-    assert [one[0] for one in seen] == [f"round {n}" for n in (1, 2, 3, 4) for _ in PROMPTS]
-    assert [one[3].split()[1] for one in seen] == ["1", "2", "3"] * 4
-    assert ["interval" in one[3] for one in seen] == [False] * 9 + [True] * 3
-    spent = [one[1] for one in seen]
-    assert spent == sorted(spent)
-    assert spent[0] > 0, "warming up counts"
 
 
 # ---- when it ends ----

@@ -129,10 +129,6 @@ def test_clock_of_cores_that_differ(tree):
     assert processor_clock(tree.root) == clock_of(["ondemand", "performance"], 408.0, 2400.0, 2000.0)
 
 
-def test_a_machine_that_says_nothing(tree):
-    assert (processor_clock(tree.root), temperatures(tree.root), throttling(tree.root)) == (None, {}, None)
-
-
 @pytest.mark.parametrize(
     ("bits", "now", "since_start"),
     [
@@ -257,15 +253,6 @@ def test_clock_frequency(tree):
     assert len(watched((1790, 800))) == 1
     assert len(watched((1200, 800), (2900, 800))) == 1
     assert watched() == ()
-
-
-def test_clock_of_unlike_cores(tree):
-    """Each core is compared with its own highest frequency."""
-    tree.cpufreq(0, 2000, highest_mhz=4000)
-    tree.cpufreq(8, 1900, highest_mhz=2000)
-    watch = MachineWatch(tree.root)
-    watch.sample()
-    assert watch.warnings() == ()
 
 
 def test_throttling(tree):

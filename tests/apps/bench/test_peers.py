@@ -19,7 +19,6 @@ from edgespec.apps.bench.measure import (
     PLAIN_PROGRAM,
     BenchSettings,
     LlamaCpp,
-    context_for,
     rendered,
 )
 from edgespec.apps.bench.runs import Run
@@ -259,12 +258,6 @@ def test_rendered_text_has_the_tokens_of_the_prompt(tmp_path: Path, add_bos: boo
         text = rendered(engine, "the rain")
         tokens = engine.target.tokenize(text, add_special=True, parse_special=True)
         assert tokens == engine.prompt_tokens("the rain")
-
-
-def test_context_has_room_for_prompt_and_answer():
-    assert context_for(36, 64) == 256
-    assert context_for(192, 64) == 512
-    assert context_for(0, 192) == 256
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgespec.apps.bench.runs import AccuracyScore, BenchmarkOutcome, Cell, Run, keep, read_kept
-from edgespec.models.quantizations import FileFacts
+from edgespec.apps.bench.runs import Run, keep, read_kept
 from edgespec.platform.metering import Measurement
 
 RUN = Run(
@@ -36,29 +35,6 @@ RUN = Run(
     ),
 )
 PEERS = Run("code/1", "code", "llama.cpp plain", 2, 30, 21, total_s=5.0, ttft_s=None, prefill_s=None)
-OUTCOME = BenchmarkOutcome(
-    kind="bench",
-    date="2026-11-21T10:00:00+01:00",
-    machine={"processor": "naïve", "usable processors": 2, "memory GiB": 23.5},
-    settings={"temperature": 0.0, "rule": "match"},
-    suite={"name": "default", "prompts": {"code": 1}},
-    models={"t": FileFacts("t", "t.gguf", "ab" * 32, 10, "Q4_0", made_from="t-q8_0")},
-    cells=(
-        Cell("t", None, "stock", (RUN, PEERS), peak_rss_bytes=1 << 40),
-        Cell("t", "d", "auto", skipped="its vocabulary is another one"),
-    ),
-    accuracy=(AccuracyScore("t", "t", "stock", 1024, 12.5, None, None, None, passed=3, n_problems=164),),
-    warnings=("the machine was busy",),
-)
-
-
-@pytest.mark.parametrize(
-    "record", [RUN, PEERS, *OUTCOME.cells, OUTCOME], ids=lambda record: type(record).__name__
-)
-def test_what_was_written_is_read_again(record: object) -> None:
-    data = msgspec.json.encode(record)
-    assert b"\n" not in data
-    assert msgspec.json.decode(data, type=type(record)) == record
 
 
 def test_unavailable_is_null_and_never_0() -> None:

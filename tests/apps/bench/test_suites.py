@@ -192,11 +192,6 @@ def test_select():
     assert suite.select(None, 99) == suite
 
 
-def test_interleaved():
-    suite = made(a=3, b=1, c=2)
-    assert [prompt.id for prompt in suite.interleaved()] == ["a0", "b0", "c0", "a1", "c1", "a2"]
-
-
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=30), st.integers(1, 12))
 def test_interleaving_and_selecting_are_fair(names, per_category):
     suite = Suite("made", "", tuple(Prompt(str(i), name, "text") for i, name in enumerate(names)))
@@ -221,10 +216,3 @@ def test_shipped_suite():
     assert all(prompt.id.startswith(f"{prompt.category}-") for prompt in suite.prompts)
     assert len({prompt.text[:40] for prompt in suite.prompts}) == len(suite.prompts)
     assert all(prompt.text == prompt.text.strip() for prompt in suite.prompts)
-
-
-def test_shipped_passages():
-    for prompt in load_suite("default").select(["summary", "extraction", "correction"]).prompts:
-        request, passage = prompt.text.split("\n\n", 1)
-        assert 80 <= len(passage.split()) <= 250, prompt.id
-        assert ("JSON" in request) == (prompt.category == "extraction")

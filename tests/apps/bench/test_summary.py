@@ -143,20 +143,6 @@ def test_as_a_plain_bootstrap(over_prompts):
     assert high - low > 0.12, "the tolerance says something"
 
 
-def test_portions_change_nothing_but_the_coins(monkeypatch):
-    """A suite too large for one go is resampled in several."""
-    groups = [[1.0, 1.1, 1.2], [1.3, 1.4], [1.5], [1.6, 1.7, 1.8]]
-    whole = room._resampled(groups, over_prompts=True)
-    monkeypatch.setattr(room, "_DRAWN_AT_ONCE", 100)
-    parts = room._resampled(groups, over_prompts=True)
-    assert whole is not None
-    assert parts is not None
-    assert len(whole) == len(parts) == 2000
-    assert np.percentile(parts, (2.5, 50, 97.5)) == pytest.approx(
-        np.percentile(whole, (2.5, 50, 97.5)), abs=0.1
-    )
-
-
 _RATIOS = st.lists(st.lists(st.floats(0.1, 10.0), max_size=5), max_size=6)
 
 

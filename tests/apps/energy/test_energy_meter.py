@@ -20,9 +20,8 @@ from edgespec.apps.energy.meter import (
     RaplZone,
     find_rapl,
 )
-from edgespec.platform.metering import Measurement, choose_meter
+from edgespec.platform.metering import Measurement
 from energy_trees import INTEL_RANGE, Powercap, answering, battery, laptop, raspberry_pi, write
-from other_package import install
 
 
 class Clock:
@@ -86,20 +85,6 @@ def test_a_window(meter, tree, clock):
     assert window.end() is measured, "it ends once"
 
 
-def test_phases(meter, tree, clock):
-    window = meter.begin()
-    for counter, phase in ((5, "prefill"), (7, "draft"), (12, "verify"), (13, "draft")):
-        clock.now += 0.01
-        tree.set("intel-rapl:0", 1000 + counter * 1_000_000)
-        window.mark(phase)
-    tree.set("intel-rapl:0", 1000 + 20 * 1_000_000)
-    measured = window.end()
-    assert measured.phases == pytest.approx({"prefill": 5, "draft": 3, "verify": 5, "rest": 7})
-    assert_sums(measured)
-    window.mark("draft")
-    assert window.end() is measured, "what has ended takes no more marks"
-
-
 def test_a_counter_that_stands_still_is_not_0_joules(meter, tree, clock):
     for seconds, available in ((0.05, True), (0.2, False)):
         window = meter.begin()
@@ -107,17 +92,6 @@ def test_a_counter_that_stands_still_is_not_0_joules(meter, tree, clock):
         measured = window.end()
         assert (measured.joules is not None) == available
     assert_unavailable(measured, "RAPL stood still for 0.2 s")
-
-
-def test_several_wraps_in_a_window(meter, tree, clock):
-    window = meter.begin()
-    for _ in range(10):
-        clock.now += 200
-        before = meter._sums.joules[0] * 1e6 + 1000
-        tree.set("intel-rapl:0", int(before + 0.6 * INTEL_RANGE) % INTEL_RANGE)
-        meter.sample()
-    measured = window.end()
-    assert measured.joules == pytest.approx(6 * INTEL_RANGE / 1e6)
 
 
 def test_not_read_for_too_long(meter, tree, clock):
@@ -407,42 +381,3 @@ def test_a_mark_does_not_wait_for_a_sample():
 
 
 # ---- meters of others, by entry points ----
-
-THEIR_METER = """
-from edgespec.platform.closing import Closing
-class Theirs(Closing):
-    available, counts = {available}, False
-    def __init__(self, *, on_message):
-        {body}
-    def close(self): pass
-    def begin(self): raise NotImplementedError
-"""
-
-
-@pytest.mark.parametrize(
-    ("available", "body", "chosen", "said"),
-    [
-        (True, "pass", "_OthersMeter", []),
-        (False, "pass", "EnergyMeter", []),
-        (
-            True,
-            "raise OSError('no bus')",
-            "EnergyMeter",
-            ["the meter theirs of their-package (their_package:Theirs) is left out: OSError: no bus"],
-        ),
-    ],
-)
-def test_a_meter_of_another_package_is_used_where_it_is_available(
-    tmp_path, monkeypatch, available, body, chosen, said
-):
-    source = THEIR_METER.format(available=available, body=body)
-    install(
-        tmp_path, monkeypatch, entries="[edgespec.meters]\ntheirs = their_package:Theirs\n", source=source
-    )
-    lines = []
-    with choose_meter(on_message=lines.append) as meter:
-        assert type(meter).__name__ == chosen
-    assert [line.partition(" (/")[0] for line in lines] == said, "then the file and its line"
-    with choose_meter(assume_watts=5.0) as meter:
-        assert type(meter).__name__ == "EnergyMeter"
-        assert meter.begin().end().estimated

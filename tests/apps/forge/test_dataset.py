@@ -87,14 +87,6 @@ def test_the_format_is_numpys(dataset: Dataset) -> None:
     assert document["sha256"] == TARGET.sha256 and document["budget"] == PLENTY
 
 
-def test_hidden_states_are_mapped_not_loaded(dataset: Dataset) -> None:
-    fill(dataset, [a_text(1)])
-    base = next(dataset.texts()).features
-    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
-        base = base.base  # type: ignore[assignment]
-    assert isinstance(base, np.memmap)
-
-
 def test_held_out_texts_are_told_by_their_prompts(dataset: Dataset) -> None:
     texts = [a_text(i) for i in range(200)]
     fill(dataset, texts)

@@ -30,7 +30,7 @@ from edgespec.apps.forge.dataset import (
     DatasetTarget,
     is_held_out,
 )
-from edgespec.apps.forge.draft_store import DraftStore, delete_user_texts, find_stored
+from edgespec.apps.forge.draft_store import delete_user_texts, find_stored
 from edgespec.apps.forge.make import (
     FIRST_HEAD,
     Guard,
@@ -348,18 +348,6 @@ def test_more_on_the_users_texts_and_hardly_less_on_the_others(own, built_in, pa
         assert f"{figure:.3f}" in str(figures)
 
 
-def test_texts_to_judge_by_that_are_missing_are_one_line(target):
-    mine = OwnTexts(target, 60)
-    for source, which in ((REJECTED, "yours"), (BUILT_IN, "the built-in ones")):
-        left = SimpleNamespace(
-            texts=lambda held_out, source=source: [
-                one for one in mine.texts(held_out=held_out) if one.source != source
-            ]
-        )
-        with pytest.raises(EdgespecError, match=f"the current head is kept: .* {which} are missing"):
-            guard_texts(left)
-
-
 # ---- draft make --from-history ----
 
 
@@ -494,12 +482,3 @@ def test_what_the_user_writes_after_a_night_without_texts_to_judge_by_is_learnt(
     places.append(rejected_text(250))
     assert make(replace(learning, hours=2.0))
     assert len(jobs) == n_jobs + 3
-
-
-def test_a_second_process_that_learns_is_refused_in_one_line(learning, tiny_path):
-    with (
-        DraftStore("target", hash_file(tiny_path)).locked_folder(),
-        pytest.raises(EdgespecError, match="another process makes drafts for target; wait") as raised,
-    ):
-        make(learning)
-    assert "\n" not in str(raised.value)

@@ -373,10 +373,3 @@ def test_how_much_is_written_for_a_training():
     for hours, wanted in ((2.0, 400_000), (0.01, 20_000), (100.0, 1_000_000)):
         assert DraftRequest(target="x", hours=hours).default_tokens == wanted
     assert DraftRequest(target="x", tokens=900_000).default_tokens == 300_000
-
-
-def test_a_run_that_an_earlier_version_stopped_goes_on(tmp_path):
-    """The hash that its make.json has."""
-    (file := tmp_path / "a.txt").write_text("a text")
-    request = DraftRequest(target="x", hours=2.0, prompts=(file,), from_history=True, keep=272)
-    assert request.key("ab" * 32) == "f363b8dd3731c9d545d2b60662eb2b0030195035ea6be8eb48c18b9b873b28ef"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import tomllib
-from collections import Counter
 from itertools import islice
 
 import pytest
@@ -49,21 +48,6 @@ def test_the_same_for_a_seed_and_others_for_another(drawn: list[TextPrompt]) -> 
     assert list(islice(built_in(0), 300)) == drawn[:300]
     others = {prompt.turns for prompt in islice(built_in(1), 300)}
     assert len(others & {prompt.turns for prompt in drawn[:300]}) < 30
-
-
-def test_each_beginning_is_a_fair_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    document = tomllib.loads(prompts_module._FILE.read_text(encoding="utf-8"))
-    for i, kind in enumerate(document["kinds"]):
-        kind["templates"] = [f"kind {i} number {{1..99999}}"]
-    document["python"]["described"] = document["python"]["code"] = ["python {1..99999} <NAME>"]
-    monkeypatch.setattr(prompts_module, "_document", lambda: document)
-    kinds = [re.match(r"kind \d+|python", p.turns[0])[0] for p in islice(built_in(3), 400)]  # type: ignore[index]
-    shares = [*(kind["share"] for kind in document["kinds"]), document["python"]["share"]]
-    for n in (50, 150, 400):
-        found = Counter(kinds[:n])
-        names = [*(f"kind {i}" for i in range(len(document["kinds"]))), "python"]
-        for name, share in zip(names, shares, strict=True):
-            assert abs(found[name] - n * share / sum(shares)) <= 2, (name, n)
 
 
 def test_every_list_of_words_is_there_and_used() -> None:

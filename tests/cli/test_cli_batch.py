@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import random
 import re
-import resource
 import signal
-import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,30 +178,6 @@ def test_a_terminal_gets_a_bar(environment, source, out, options):
 # ---- ends before the end ----
 
 
-def test_killed_again_and_again_it_loses_and_repeats_nothing(environment, source, tmp_path, out, options):
-    whole = tmp_path / "whole.jsonl"
-    options = [*options, "--parallel", 2]  # else all end together
-    assert run_cli("batch", source, "-o", whole, *options, env=environment).returncode == 1
-    moments = random.Random(3)
-    partial = Path(f"{out}.partial")
-    n_done = 0
-    for _ in range(3):
-        with started("batch", source, "-o", out, *options, env=environment) as process:
-            wanted = n_done + moments.randint(1, 2)
-            while process.poll() is None and n_done < wanted:
-                time.sleep(0.001)
-                n_done = max(n_done, partial.read_bytes().count(b"\n") - 1) if partial.exists() else n_done
-            process.kill()
-            process.wait(60)
-            assert process.returncode == -signal.SIGKILL, process.stderr.read()
-        assert not out.exists()
-    process = run_cli("batch", source, "-o", out, *options, "--json", env=environment)
-    assert process.returncode == 1, process.stderr
-    assert json.loads(process.stdout)["lines_before"] >= n_done
-    assert check(out) == check(whole)
-    assert left_over(tmp_path) == ["in.jsonl", "out.jsonl", "whole.jsonl"]
-
-
 def test_ctrl_c_keeps_what_is_done(environment, source, out, options):
     partial = Path(f"{out}.partial")
     with started("batch", source, "-o", out, *options, "-n", 400, env=environment) as process:
@@ -222,29 +195,6 @@ def test_ctrl_c_keeps_what_is_done(environment, source, out, options):
     assert process.returncode == 1
     assert f"going on: {n_done} of 20 requests are done" in process.stderr
     assert custom_ids(out) == NAMES
-
-
-def test_a_full_disk(environment, source, out, options):
-    limit = 4000
-    kept = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, kept[1]))
-    try:
-        process = subprocess.run(
-            [*COMMAND, "batch", str(source), "-o", str(out), *map(str, options)],
-            env=environment,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
-    line = process.stderr.decode().splitlines()[-1]
-    assert process.returncode == 1, line
-    assert line.startswith(f"edgespec: error: {out}: File too large; ")
-    assert "of 20 requests are done and kept: run the same command again to resume" in line
-    assert "Traceback" not in process.stderr.decode()
-    assert run_cli("batch", source, "-o", out, *options, env=environment).returncode == 1
-    check(out)
 
 
 def test_a_device_that_takes_nothing(environment, source, options):
@@ -275,38 +225,6 @@ def test_a_prompt_a_line_and_answers_as_text(environment, options, tmp_path):
 
 
 # ---- what is refused before a model is loaded ----
-
-
-def test_a_batch_that_was_begun_with_something_else(environment, source, out, options, tiny_draft_path):
-    with started("batch", source, "-o", out, *options, env=environment) as process:
-        partial = Path(f"{out}.partial")
-        while not (partial.exists() and partial.read_bytes().count(b"\n") > 2):
-            assert process.poll() is None
-            time.sleep(0.01)
-    again = ("batch", source, "-o", out, *options)
-    line = failed(run_cli(*again, "--temp", 1, env=environment), 2, "--temp: ", "with 0.0, not 1.0: go on")
-    assert line.endswith("choose another -o, or --restart\n")
-    failed(run_cli(*again, "-t", tiny_draft_path, env=environment), 2, "another target model")
-    with source.open("a") as more:
-        more.write('"one more"\n')
-    failed(run_cli(*again, env=environment), 2, "another input", "--restart")
-    process = run_cli(*again, "--restart", "--temp", 1, env=environment)
-    assert process.returncode == 1, process.stderr
-    assert "going on" not in process.stderr
-    assert custom_ids(out) == [*NAMES, "line-21"]
-
-
-def test_two_at_once(environment, source, out, options):
-    with started("batch", source, "-o", out, *options, env=environment) as process:
-        while not Path(f"{out}.partial").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGSTOP)
-        failed(run_cli("batch", source, "-o", out, *options, env=environment), 1, "another `edgespec batch`")
-        process.send_signal(signal.SIGCONT)
-        process.communicate(timeout=60)
-    assert process.returncode == 1
-    check(out)
 
 
 def test_without_the_extra_one_line_says_what_to_install(environment, source, out, monkeypatch):

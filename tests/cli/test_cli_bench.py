@@ -15,12 +15,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from command_line import COMMAND, failed, run_cli
+from command_line import COMMAND, run_cli
 from edgespec.apps.bench.commands import bench as bench_room
 from edgespec.apps.bench.commands.bench_options import VariantChoice
-from edgespec.apps.bench.measure import DRAFTED_PROGRAM, PLAIN_PROGRAM, measure
+from edgespec.apps.bench.measure import DRAFTED_PROGRAM, PLAIN_PROGRAM
 from edgespec.apps.bench.runs import BenchmarkOutcome
-from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.cli import app
 from edgespec.llama.kv_cache import KVCache
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake
@@ -34,10 +33,6 @@ PROMPTS = [
     ("prose/1", "prose", "Über the sea and the sand."),
 ]
 QUICK = ("-n", 6, "--rounds", 1, "--variants", "suffix-2,model-2")
-
-needs_no_counter = pytest.mark.skipif(
-    EnergyMeter.choose().available, reason="this machine tells joules: nothing is unavailable here"
-)
 
 
 def suite_file(path: Path, prompts=PROMPTS) -> Path:
@@ -227,71 +222,7 @@ def test_budgets(text, seconds):
 # ---- energy ----
 
 
-@needs_no_counter
-def test_joules_that_nothing_tells_are_unavailable(bench, tmp_path):
-    files = [tmp_path / "x.csv", tmp_path / "x.html"]
-    process = bench(*QUICK, "--csv", files[0], "--report", files[1])
-    assert process.returncode == 0, process.stderr
-    energy = [line for line in process.stdout.splitlines() if line.startswith("Energy: ")]
-    assert [line.startswith("Energy: unavailable: ") for line in energy] == [True]
-    tables = [line.split() for line in process.stdout.splitlines() if line.endswith(("1/1", "2/2", "3/3"))]
-    assert [row[-2] for row in tables] == ["unavailable"] * 6
-    assert {row["gross_joules_per_token"] for row in csv.DictReader(files[0].open())} == {""}
-    assert "unavailable" in files[1].read_text()
-
-    document = json.loads(bench(*QUICK, "--json").stdout)
-    for run in document["outcome"]["cells"][0]["runs"]:
-        assert run["energy"]["joules"] is None
-        assert run["energy"]["reason"]
-    for variant in document["summary"][0][0]["variants"]:
-        assert (variant["joules_per_token"], variant["joule_seconds"], variant["energy_source"]) == (
-            None,
-            None,
-            "",
-        )
-
-
-def test_assumed_watts_are_called_estimated_everywhere(bench, tmp_path):
-    files = [tmp_path / "x.csv", tmp_path / "x.html"]
-    process = bench(*QUICK, "--assume-watts", 15, "--csv", files[0], "--report", files[1])
-    assert process.returncode == 0, process.stderr
-    assert "measuring the idle machine" not in process.stderr
-    heading = process.stdout.split("category", 2)[1]
-    assert "estimated" in heading
-    (energy,) = (line for line in process.stdout.splitlines() if line.startswith("Energy: "))
-    assert "estimated" in energy
-    for row in csv.DictReader(files[0].open()):
-        assert float(row["gross_joules_per_token"]) > 0
-        assert (row["energy_source"], row["energy_estimated"]) == ("15 W assumed (estimated)", "yes")
-        assert (row["net_joules_per_token"], row["gross_joules_ratio"]) == ("", "")
-    page = files[1].read_text()
-    assert "15 W assumed" in page
-    assert page.count("estimated") > 1
-
-    for run in outcome_of(bench(*QUICK, "--assume-watts", 15, "--json")).cells[0].runs:
-        assert run.energy
-        assert (run.energy.estimated, run.energy.source) == (True, "15 W assumed")
-        assert run.energy.joules == pytest.approx(15 * run.energy.seconds)
-        assert run.energy.net_joules is None
-
-
 # ---- prompts that do not fit ----
-
-
-def test_prompts_that_are_too_long(bench, tmp_path):
-    prompts = [*PROMPTS, ("long/1", "long", "x" * 600)]
-    process = bench(*QUICK, "--json", suite=suite_file(tmp_path / "long.jsonl", prompts))
-    assert process.returncode == 0, process.stderr
-    line = "long/1 is left out: with 6 tokens of answer it needs a context of "
-    assert [one for one in process.stderr.splitlines() if line in one and "warning: " in one]
-    outcome = outcome_of(process)
-    assert outcome.warnings[0].startswith(line)
-    assert {run.category for run in outcome.cells[0].runs} == {"code", "prose"}
-
-
-def test_prompts_that_are_all_too_long(bench, tmp_path):
-    process = bench(*QUICK, suite=suite_file(tmp_path / "long.jsonl", [("a", "b", "x" * 600)]))
-    failed(process, 1, "a is left out")
 
 
 # ---- ends before its time ----
@@ -383,24 +314,6 @@ def test_what_was_measured_is_not_lost_with_its_file(bench):
     process = bench(*QUICK, "--csv", "/dev/full")
     assert (process.returncode, "plain" in process.stdout) == (1, True)
     assert "--csv /dev/full" in process.stderr
-
-
-def test_one_file_that_fails_does_not_keep_the_others(in_process, monkeypatch, capsys, tmp_path):
-    """A folder that goes away meanwhile."""
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    real = measure
-
-    def then_gone(*arguments, **options):
-        folder.rmdir()
-        return real(*arguments, **options)
-
-    monkeypatch.setattr("edgespec.apps.bench.measure.measure", then_gone)
-    assert in_process("--csv", folder / "x.csv", "--report", tmp_path / "x.html") == 1
-    shown = capsys.readouterr()
-    assert shown.out.startswith("target, drafted by draft\n")
-    assert (tmp_path / "x.html").exists()
-    assert messages(shown.err)[-1].startswith(f"edgespec: error: --csv {folder}/x.csv: cannot be written")
 
 
 def test_a_bar_in_a_terminal(environment, models, suite):

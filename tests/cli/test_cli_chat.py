@@ -12,16 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from prompt_toolkit.application import create_app_session
-from prompt_toolkit.input import create_pipe_input
-from prompt_toolkit.output import DummyOutput
 
 from command_line import COMMAND, failed, run_cli
-from edgespec.cli.chat_lines import LineEditor, file_name
+from edgespec.cli.chat_lines import file_name
 from edgespec.cli.conversation import ChatAnswer, Conversation, Exchange
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
-from edgespec.platform.processes import SignalPipe
 from terminals import Terminal
 from tiny_gguf import EOS, IM_END, write_tiny_gguf
 
@@ -265,25 +261,6 @@ def test_what_leaves_the_prompt_is_said_and_stays_in_the_file(pipe, tmp_path):
     assert len(Conversation.load(file).exchanges) == 8
 
 
-def test_stats(pipe):
-    process = pipe(["/stats", "abc", "abc", "/stats"], "-n", 12, "--drafter", "model", "--gamma", 3)
-    assert process.returncode == 1, "nothing was answered yet"
-    lines = lines_of(process)
-    shown = lines[[line.startswith("prompt ") for line in lines].index(True) :]
-    for line, pattern in zip(
-        shown,
-        [
-            r"prompt       \d+ tokens in [\d.]+ s, \d\d more were in the cache",
-            r"text         12 tokens in [\d.]+ s, [\d.]+ tokens/s",
-            r"drafts       \d+ of \d+ accepted(, \d+ from the draft model)?",
-            r"2 answers    24 tokens, [\d.]+ tokens/s; drafts: \d+ of \d+ accepted; "
-            r"\d\d of \d+ tokens of prompts were in the cache",
-        ],
-        strict=True,
-    ):
-        assert re.fullmatch(pattern, line), line
-
-
 # ---- in a terminal ----
 
 
@@ -464,17 +441,6 @@ def test_ctrl_c_in_a_pipe_ends_all_and_keeps_what_was_written(environment, long_
     assert (written + out).endswith(b"\n")
     assert b"cut by Ctrl-C" in errors
     assert b"Traceback" not in errors
-
-
-def test_the_line_editor_gives_the_signals_back():
-    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
-        editor = LineEditor({"/exit": ""}, None)
-        with SignalPipe():
-            descriptor = signal.set_wakeup_fd(-1)
-            signal.set_wakeup_fd(descriptor)
-            keys.send_text("abc\r")
-            assert editor.read() == "abc"
-            assert signal.set_wakeup_fd(descriptor) == descriptor >= 0
 
 
 def test_a_line_that_failed_comes_back_by_arrow_up_only(type_in, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
 import json
 import signal
 import subprocess
@@ -15,10 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from command_line import COMMAND, copy_self_test, run_cli, user_environment
-from edgespec.apps.bench import runs as kept_runs
+from command_line import COMMAND, run_cli, user_environment
 from edgespec.apps.bench.runs import BenchmarkOutcome
-from edgespec.cli.app import main
 from edgespec.llama.kernels import plugin_path
 from tiny_gguf import N_WORDS, write_tiny_gguf
 
@@ -204,25 +201,6 @@ def test_the_matrix_is_written_in_files(matrix, folder):
         assert word in page
 
 
-def test_the_table(compare, folder, tmp_path):
-    process = compare(
-        "--targets",
-        "target.gguf",
-        "--drafts",
-        "draft.gguf,none,other.gguf",
-        "--rounds",
-        1,
-        "--no-accuracy",
-        "-o",
-        tmp_path / "out",
-    )
-    assert process.returncode == 0, process.stderr
-    for word in ("speed-up", "target", "draft", "other cannot draft for target", "identical"):
-        assert word in process.stdout
-    assert "perplexity" not in process.stdout
-    assert not list((tmp_path / "out").glob("accuracy*"))
-
-
 def test_two_names_of_one_file_are_measured_once(compare, folder, tmp_path):
     copies = [tmp_path / "twin.gguf", tmp_path / "small.gguf"]
     for copy, name in zip(copies, ("target", "draft"), strict=True):
@@ -278,16 +256,6 @@ def test_interrupted(started, environment, folder, tmp_path):
     assert len(contents(out)) == 4
 
 
-def test_interrupted_in_the_first_cell(started, environment, tmp_path):
-    process = started(*PAIR, "-o", tmp_path / "out", "--fresh", until="round 1")
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    assert "not measured yet" in stdout
-    assert "run the same command again without --fresh" in stderr
-    assert left_over(environment["MARK_OF_THE_TEST"]) == []
-
-
 def test_interrupted_while_accuracy_is_measured(started, environment, folder, tmp_path):
     out = tmp_path / "out"
     arguments = ("--targets", "target.gguf", "--drafts", "none", "--rounds", 1, "-o", out)
@@ -297,60 +265,6 @@ def test_interrupted_while_accuracy_is_measured(started, environment, folder, tm
     assert process.returncode == 130, stderr
     assert "plain" in stdout
     assert left_over(environment["MARK_OF_THE_TEST"]) == []
-
-
-def test_another_comparison_is_beside_the_first_or_replaces_it(compare, folder, tmp_path):
-    out = tmp_path / "out"
-    common = (
-        "--targets",
-        "target.gguf",
-        "--drafts",
-        "none",
-        "--rounds",
-        1,
-        "--no-accuracy",
-        "-o",
-        out,
-        "--json",
-    )
-    first = texts(outcome_of(compare(*common)))
-    before = contents(out)
-    (folder / "suite2.jsonl").write_text((folder / "suite.jsonl").read_text().replace("dog", "cow"))
-    for n, change in enumerate((("-n", 13), ("--suite", "suite2.jsonl")), 2):
-        process = compare(*common, *change)
-        assert process.returncode == 0, process.stderr
-        assert len(contents(out)) == n
-    assert contents(out).items() > before.items()
-    assert texts(outcome_of(compare(*common))) == first
-
-    (out / "runs" / "mine.json").write_text("mine")
-    process = compare(*common, "-n", 13, "--fresh")
-    assert {run.tokens for cell in outcome_of(process).cells for run in cell.runs} == {13}
-    assert (out / "runs" / "mine.json").read_text() == "mine"
-    assert len(contents(out)) == 2
-
-
-def test_a_full_disk(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(folder)
-    copy_self_test(tmp_path / "cache")
-    for name, value in (("XDG_CACHE_HOME", "cache"), ("XDG_CONFIG_HOME", "config")):
-        monkeypatch.setenv(name, str(tmp_path / value))
-    write = kept_runs.write_atomically
-
-    def full(file: Path, text: str) -> None:
-        if "suffix" in file.name:
-            raise OSError(errno.ENOSPC, "No space left on device", str(file))
-        write(file, text)
-
-    monkeypatch.setattr(kept_runs, "write_atomically", full)
-    out = tmp_path / "out"
-    code = main(arguments_of((*PAIR, "-o", out)))
-    captured = capsys.readouterr()
-    assert code == 1
-    (line,) = [line for line in captured.err.splitlines() if line.startswith("edgespec: stopped")]
-    assert "No space left on device; run the same command again to resume from" in line
-    assert "plain" in captured.out
-    assert kept_cells(out) == ["target+draft+kernels-auto.0", "target+none+kernels-auto.0"]
 
 
 # ---- quantizations and accuracy ----
@@ -407,26 +321,3 @@ def test_quantizations_and_problems(compare, folder, tmp_path):
     assert outcome_of(again).accuracy == outcome.accuracy
     assert not [line for line in again.stderr.splitlines() if line.startswith(("accuracy", "round", "quant"))]
     assert {file: file.stat().st_mtime_ns for file in quantized.iterdir()} == made
-
-
-def test_a_target_that_is_damaged(compare, folder, tmp_path):
-    (folder / "cut.gguf").write_bytes((folder / "target.gguf").read_bytes()[:-500])
-    process = compare(
-        "--targets",
-        "cut.gguf,target.gguf",
-        "--drafts",
-        "none",
-        "--rounds",
-        1,
-        "-o",
-        tmp_path / "out",
-        "--text",
-        "text.txt",
-        "--json",
-    )
-    assert process.returncode == 0, process.stderr
-    outcome = outcome_of(process)
-    assert [bool(cell.skipped) for cell in outcome.cells] == [True, False]
-    assert [one.target for one in outcome.accuracy] == ["target"]
-    assert any(line.startswith("accuracy of cut: ") for line in outcome.warnings)
-    assert "Traceback" not in process.stderr

@@ -15,14 +15,12 @@ from edgespec.cli import doctor_report
 from edgespec.engine import pair
 from edgespec.engine.engine import Engine
 from edgespec.engine.model_choice import ChosenModels
-from edgespec.llama import kernels as kernels_room
-from edgespec.llama import selftest_child
 from edgespec.llama.choices import SERVED_PREFIXES
 from edgespec.llama.gguf_header import check_model_file, read_tensors
 from edgespec.models.resolve import ModelRef
 from edgespec.platform.machine import read_cpu
 from energy_trees import laptop, write
-from pi_trees import PI_4_2GB, PI_4_4GB, PI_5_8GB, plant
+from pi_trees import PI_4_2GB, PI_4_4GB, plant
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper
 
@@ -145,20 +143,6 @@ def test_a_pi_4_of_4_gb(doctor, tmp_path):
     assert "no sensor of its current" in report["energy"]["reason"]
 
 
-def test_a_pi_5(doctor, tmp_path):
-    process = doctor(root=plant(tmp_path / "root", PI_5_8GB))
-    assert (process.returncode, process.stderr) == (0, "")
-    for line in (
-        "cpu      Cortex-A76",
-        "         asimd asimdhp asimddp; not i8mm sve bf16",
-        "board    Raspberry Pi 5 Model B Rev 1.0, revision d04170, 4 processors",
-        "clock    1500 to 2400 MHz, now 1500, governor ondemand",
-        "firmware now all is well; since the start all is well",
-        "energy   Raspberry Pi 5 PMIC",
-    ):
-        assert line in process.stdout.splitlines()
-
-
 def test_a_laptop_shows_nothing_of_a_board(doctor, tmp_path):
     root = tmp_path / "root"
     laptop(root)
@@ -206,15 +190,6 @@ def test_serve_holds_what_doctor_says(kernels, packable_path, tiny_draft_path, m
         ) as engine:
             held = engine.capacity
         assert [*told.values()] == [held.parallel, held.n_cells, held.n_bytes]
-
-
-def test_memory_is_read_in_several_short_runs(monkeypatch):
-    """Whatever slows down all but one of them."""
-    monkeypatch.setattr(kernels_room, "_RUN_S", 0.0)
-    monkeypatch.setattr(kernels_room, "_PAUSE_S", 0.0)
-    times = [9.0] * kernels_room._RUNS
-    times[3] = 2.0
-    assert kernels_room._fastest(iter(times).__next__) == 2.0
 
 
 def test_a_machine_that_says_nothing(doctor, tmp_path):
@@ -304,29 +279,3 @@ def test_the_prefetch_is_told_and_why(kernels, new_process, cache):
         text = " ".join(new_process().stdout.split())
         assert f"weights fetched {ahead} bytes ahead into cache level {level} {words}" in text
     file.unlink()
-
-
-def test_tensors_of_a_file(tmp_path):
-    path = tmp_path / "model.gguf"
-    selftest_child.write_model(path)
-    tensors = {tensor.name: tensor for tensor in read_tensors(selftest_child.read_header(path))}
-    assert len(tensors) == len(selftest_child.MODELS[0]) + 2 * selftest_child.N_LAYERS + 1
-    for name, (rows, columns, type_, _, n_matrices) in selftest_child.MODELS[0].items():
-        tensor = tensors[f"{name}.weight"]
-        facts = (tensor.rows, tensor.columns, tensor.type, tensor.n_matrices)
-        assert facts == (rows, columns, type_, n_matrices)
-        assert tensor.is_matrix
-    assert not tensors["output_norm.weight"].is_matrix
-    assert tensors["output_norm.weight"].bytes == 4 * 512
-
-
-def test_processors(tmp_path: Path) -> None:
-    intel, arm = tmp_path / "intel", tmp_path / "arm"
-    intel.write_text(
-        "processor\t: 0\nmodel name\t: A CPU @ 3 GHz: fast\nflags\t\t: fma avx2\n\nprocessor\t: 1\n"
-    )
-    arm.write_text("processor\t: 0\nFeatures\t: asimd asimddp\n\nprocessor\t: 1\n")
-    assert (read_cpu(intel).model, read_cpu(intel).flags) == ("A CPU @ 3 GHz: fast", {"fma", "avx2"})
-    assert read_cpu(arm).flags == {"asimd", "asimddp"}
-    assert read_cpu(arm).model == read_cpu(tmp_path / "none").model
-    assert read_cpu(tmp_path / "none").flags == set()

@@ -220,23 +220,6 @@ def without_length(asked):
     return [*asked[:at], *asked[at + 2 :]]
 
 
-def test_a_name_that_is_taken(asked, edgespec, kept):
-    kept("mine")
-    failed(edgespec(*asked, "--name", "mine"), 2, "--name mine: a draft of that name exists already")
-
-
-def test_a_history_that_is_too_small(asked, edgespec):
-    process = edgespec(*asked, "--from-history")
-    assert process.returncode == 1
-    assert "the history has 0 tokens of the kind that tiny 1 writes" in process.stderr.splitlines()[-1]
-
-
-def test_no_room_for_the_data(asked, edgespec):
-    process = edgespec(*asked, "--budget", "900000GB")
-    assert process.returncode == 1
-    assert "no disk space for the data of target" in process.stderr.splitlines()[-1]
-
-
 # ---- list, eval, remove ----
 
 

@@ -7,7 +7,6 @@ import re
 import shlex
 import socket
 import subprocess
-import sys
 from functools import cache
 
 import pytest
@@ -124,18 +123,6 @@ def test_a_url_of_the_hub_is_a_model(environment):
         assert "hub me/repo/x.gguf@main" in process.stderr.splitlines()[-1]
 
 
-def test_draft_make_without_jax_says_so_before_anything_is_pulled(environment):
-    """The default target is not here, and there is no network: that is not what is said."""
-    code = (
-        "import sys; sys.modules['jax'] = None; from edgespec.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", code, "draft", "make"]
-    process = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
-    failed(process, 1, "edgespec[forge]")
-
-
 # ---- standard input beside a prompt ----
 
 GREEDY = ("--raw", "--drafter", "none", "--temp", "0", "-n", "12", "--no-stats")
@@ -186,20 +173,6 @@ def test_what_is_piped_in_follows_the_prompt(environment, tiny_path, notes, writ
     assert written("question") != written("question\n\nthe notes\n"), "they can be told apart"
 
 
-@pytest.mark.parametrize(
-    ("words", "stdin", "prompt"),
-    [
-        (["question"], b"the notes\n", "question\n\nthe notes\n"),
-        (["-f", "question.txt"], b"the notes\n", "asked\n\n\nthe notes\n"),
-        (["-f", "notes.txt", "question"], b"", "the notes\n\n\nquestion"),
-        (["question"], b"", "question"),
-    ],
-)
-def test_what_a_file_on_stdin_has_follows_too(environment, tiny_path, notes, written, words, stdin, prompt):
-    done = run_cli("run", *words, "-m", tiny_path, *GREEDY, env=environment, stdin=stdin, cwd=notes)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", written(prompt))
-
-
 @pytest.mark.parametrize("kind", ["pipe", "socket", "pipe of a grandparent"])
 def test_an_open_stdin_that_nobody_writes_to_is_not_waited_for(environment, tiny_path, written, kind):
     """As programs start others: with a pipe (Python) or a socket (Node) that they keep open."""
@@ -224,14 +197,6 @@ def test_an_open_stdin_that_nobody_writes_to_is_not_waited_for(environment, tiny
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe:
                 pipe.close()
-
-
-def test_a_program_that_writes_what_follows_the_prompt(environment, tiny_path, written):
-    command = [*COMMAND, "run", "question", "-m", str(tiny_path), *GREEDY]
-    process = subprocess.run(
-        command, input="the notes\n", env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (process.stdout, process.stderr) == (written("question\n\nthe notes\n"), "")
 
 
 def test_in_a_terminal_nothing_is_waited_for(environment, tiny_path):

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 
 import gguf
 import pytest
@@ -24,7 +23,6 @@ from edgespec.models.registry import load_registry, user_models_file
 from edgespec.models.resolve import resolve
 from hub_server import FakeServer
 from kept_drafts import keep_draft
-from terminals import messages_in_terminal, plain
 from tiny_architectures import write_architecture
 from tiny_gguf import write_tiny_gguf
 from tiny_states import tiny
@@ -392,30 +390,6 @@ def test_quantize_takes_any_path_and_leaves_nothing_of_what_is_stopped(tmp_path,
     with pytest.raises(KeyboardInterrupt):
         quantize(tiny_path, out, "q8_0", on_progress=stop)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_rows_of_a_pull_in_a_terminal():
-    program = """if True:
-        import time
-        from edgespec.cli.progress import PullDisplay
-        from edgespec.models.pull import PullProgress
-        with PullDisplay([1000, 3000]) as display:
-            display.on_progress(PullProgress("a", "download", 1000, 1000))
-            display.on_progress(PullProgress("b", "download", 2000, 3000))
-            time.sleep(0.3)
-            display.on_progress(PullProgress("a", "hash", 1000, 1000))
-            display.on_progress(PullProgress("b", "download", 3000, 3000))
-            display.on_progress(PullProgress("b", "hash", 3000, 3000))
-            display.on_progress(PullProgress("d", "quantize", 0, None))
-            display.on_progress(PullProgress("d", "quantize", 7, 9))
-            time.sleep(0.3)
-    """
-    _, seen, _ = messages_in_terminal([sys.executable, "-c", program], os.environ)
-    shown = plain(seen.decode())
-    assert re.search(r"all files +\S+ +3\.0/4\.0 kB .*\r\n. pulling a .* 1\.0/1\.0 kB", shown)
-    assert "pulling a (1 kB)" in shown, "the line that stays"
-    last = [frame for frame in re.split(r"\r(?!\n)", shown) if "7/9 tensors" in frame][-1]
-    assert re.match(r". quantizing d [^\n]* left\s*$", last)  # the only row: what is done has gone
 
 
 def test_types_that_do_not_fit_on_the_disk(server, tmp_path, monkeypatch):

@@ -6,19 +6,15 @@ import json
 import os
 import pty
 import re
-import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from command_line import COMMAND, failed, run_cli
-from edgespec import Engine
 from edgespec.apps.energy.meter import EnergyMeter
-from edgespec.cli import render
 from edgespec.models import resolve
 from edgespec.models.resolve import locate
 from terminals import Terminal
@@ -108,28 +104,6 @@ def test_nothing_is_said_of_drafts_that_were_not_asked_for_or_of_a_few_tokens(ru
             assert "\ndrafts" not in said and "was drafted" not in said, (options, said)
 
 
-def test_the_time_of_reading_and_of_writing_are_told_apart(tiny_path, capsys):
-    """Together they are the whole; the plain speed is said by --stats full alone, known or not."""
-    with Engine(tiny_path, drafter="none") as engine:
-        real = engine.generate("abc", n_predict=9)
-    stats = replace(real.stats, ttft_s=31.0, total_s=32.16, generation_tokens_per_s=6.9)
-    sources = {"suffix": (53, 52), "forced": (3, 0)}
-    result = replace(real, stats=stats, sources=sources, prompt_tokens=2000, n_cached=500)
-    for plain in (None, 20.0):
-        known = replace(result, plain_tokens_per_s=plain)
-        render.print_stats(known, n_ctx_train=4096, full=False, show_draft=False)
-        prompt, text, drafts = capsys.readouterr().err.splitlines()[1:]
-        assert prompt == "prompt   1,500 tokens in 31.00 s, 500 more were in the cache"
-        assert text.startswith("text     9 tokens in 1.16 s, 6.9 tokens/s; cut")
-        assert drafts == "drafts   52 of 56 accepted, 52 from earlier text"
-        render.print_stats(known, n_ctx_train=4096, full=True, show_draft=False)
-        assert f"plain    {'20.0 tokens/s' if plain else 'not measured'}" in capsys.readouterr().err
-    nothing = replace(result, sources={}, note="nothing was drafted: why")
-    assert render.said_drafts(nothing) == nothing.note
-    drafted = replace(result, plain_tokens_per_s=2.76, stats=replace(stats, n_drafted=56))
-    assert json.loads(render.as_json(drafted))["times_plain"] == pytest.approx(2.5)
-
-
 def test_without_a_limit_an_answer_goes_on_until_the_model_ends_it(run, tmp_path):
     """More than the 256 tokens of earlier versions; where a limit cuts, the line says how it goes on."""
     model = write_tiny_gguf(tmp_path / "long.gguf", seed=1, n_ctx=1024)
@@ -189,30 +163,6 @@ def test_json(run, tiny_path):
     assert result["target"] == str(tiny_path)
     again = json.loads(run("abc", "-n", 20, "--seed", 5, "--json").stdout)
     assert again["text"] == result["text"]
-
-
-def test_plain_and_speculative_greedy_text_is_the_same(run, tiny_path):
-    options = ("abc", "--temp", 0, "-n", 50, "--no-stats")
-    texts = {
-        run(*options, *more).stdout for more in ([], ["--gamma", 1], ["--gamma", 0], ["--rule", "chain"])
-    }
-    texts.add(run(*options, models=("--target", tiny_path, "--drafter", "none")).stdout)
-    assert len(texts) == 1
-
-
-def test_prompts_from_everywhere(run, tmp_path):
-    file = tmp_path / "prompt.txt"
-    file.write_text("abc")
-    options = ("--temp", 0, "-n", 20, "--no-stats")
-    outputs = [
-        run("abc", *options),
-        run("-f", file, *options),
-        run("-", *options, stdin=b"abc"),
-        run(*options, stdin=b"abc"),
-        run(*options, "--", "abc"),
-    ]
-    assert len({process.stdout for process in outputs}) == 1
-    assert outputs[0].stdout.strip()
 
 
 def in_terminal(environment, *options):
@@ -715,18 +665,6 @@ def test_a_closed_pipe_is_silent_everywhere(command, tiny_path, tiny_draft_path,
     assert (process.wait(timeout=60), stderr) == (141, "")
 
 
-def test_ctrl_c_before_the_first_token_is_one_line(monkeypatch, capsys, tiny_path):
-    from edgespec.cli import app
-    from edgespec.engine import engine
-
-    def interrupted(*_arguments, **_options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(engine, "Engine", interrupted)
-    assert app.main(["run", "-t", str(tiny_path), "--drafter", "none", "abc"]) == 130
-    assert capsys.readouterr().err == "edgespec: error: interrupted\n"
-
-
 def test_text_held_for_a_stop_string_is_written_when_interrupted(tiny_path, capsys, monkeypatch):
     from edgespec import SamplingParams
     from edgespec.cli import app
@@ -751,37 +689,6 @@ def test_text_held_for_a_stop_string_is_written_when_interrupted(tiny_path, caps
     assert code == 130
     assert text.startswith(shown[:-1])
     assert len(shown) > 2
-
-
-@pytest.mark.parametrize(("closed", "words"), [("<&-", "no prompt"), (">&-", "output is closed")])
-def test_closed_standard_streams(run, tiny_path, tiny_draft_path, child_environment, closed, words):
-    command = shlex.join([*COMMAND, "run", "-t", str(tiny_path), "-d", str(tiny_draft_path)])
-    process = subprocess.run(
-        ["sh", "-c", f"exec {command} {closed}"],
-        stderr=subprocess.PIPE,
-        env=child_environment,
-        check=False,
-        timeout=60,
-    )
-    assert process.returncode == 2
-    assert process.stderr.decode().count("\n") == 1
-    assert words in process.stderr.decode()
-
-
-def test_a_full_disk_behind_stdout(run, tiny_path, tiny_draft_path, child_environment):
-    with Path("/dev/full").open("wb") as full:
-        process = subprocess.run(
-            [*COMMAND, "run", "-t", tiny_path, "-d", tiny_draft_path, "abc", "-n", "20", "--no-stats"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            env=child_environment,
-            check=False,
-            timeout=60,
-        )
-    assert process.returncode == 1
-    assert process.stderr.decode().count("\n") == 1
-    assert "No space left" in process.stderr.decode()
 
 
 def test_the_installed_command_is_on_the_path(child_environment):

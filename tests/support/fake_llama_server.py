@@ -1,7 +1,7 @@
 """A stand-in for llama.cpp's `llama-server`, run as a program: options as there, answers that it invents.
 
 An answer is the prompt's last word again and again. With `--forget`, an answer depends on how many clients it
-serves; with `--silent`, `usage` is missing.
+serves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ def main() -> None:
     parse.add_argument("--host", required=True)
     parse.add_argument("--port", type=int, required=True)
     parse.add_argument("--forget", action="store_true")
-    parse.add_argument("--silent", action="store_true")
     args = parse.parse_args()
 
     class Handler(BaseHTTPRequestHandler):
@@ -38,8 +37,7 @@ def main() -> None:
             n = asked["max_tokens"]
             for _ in range(n):
                 self._say({"choices": [{"delta": {"content": f"{word} "}}]})
-            if not args.silent:
-                self._say({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": n}})
+            self._say({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": n}})
             self.wfile.write(b"data: [DONE]\n\n")
 
         def _say(self, event: dict[str, object]) -> None:

@@ -7,12 +7,10 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edgespec import Engine
@@ -30,7 +28,6 @@ from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.decoding.options import Waking
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.kv_cache import KVCache
 from tiny_gguf import write_tiny_gguf
 
 VARIANTS = parse_variants("auto,model-3,suffix-4,staged-2")
@@ -291,59 +288,3 @@ def test_prompts_that_are_too_long(engine: Engine) -> None:
 
 
 # ---- failures ----
-
-
-def test_runs_before_a_failure_are_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits that are no numbers, from the second prompt on."""
-    real = KVCache.forward
-
-    def damaged(self: KVCache, parts: Any) -> Any:
-        is_second = list(parts[0].tokens) == engine.prompt_tokens(PROMPTS[1].text)
-        results = real(self, parts)
-        return (
-            [replace(one, rows=np.full_like(one.rows, np.nan)) for one in results] if is_second else results
-        )
-
-    monkeypatch.setattr(KVCache, "forward", damaged)
-    runs: list[Run] = []
-    with pytest.raises(EdgespecError, match="may be damaged"):
-        measured(engine, BenchSettings(parse_variants("suffix-2"), 4), on_run=runs.append)
-    assert [(run.prompt, run.variant) for run in runs] == [("a", "plain"), ("a", "suffix-2")]
-
-
-class AnotherProgram:
-    """A peer that gives a run, and at its `fails_at`th prompt fails after that."""
-
-    def __init__(self, name: str, fails_at: int | None = None) -> None:
-        self.name = name
-        self.fails_at = fails_at
-        self.n_asked = 0
-
-    def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
-        self.n_asked += 1
-        yield Run(
-            prompt.id, prompt.category, self.name, round_, 5, 5, total_s=1.0, ttft_s=None, prefill_s=None
-        )
-        if self.n_asked == self.fails_at:
-            raise EdgespecError("it fell over")
-
-
-def test_a_peer_runs_after_the_variants_of_each_prompt(engine: Engine) -> None:
-    peer = AnotherProgram("other")
-    runs, _ = measured(engine, BenchSettings(parse_variants("suffix-1"), 3), rounds=2, peers=[peer])
-    groups = batched(runs)
-    assert len(groups) == 6
-    assert [[run.variant for run in group][2:] for group in groups] == [["other"]] * 6
-
-
-def test_a_peer_that_fails_is_left_out_from_there_on(engine: Engine) -> None:
-    lines: list[str] = []
-    weak, strong = AnotherProgram("weak", fails_at=2), AnotherProgram("strong")
-    peers = [weak, strong]
-    runs, ended = measured(
-        engine, BenchSettings(parse_variants("suffix-1"), 3), rounds=2, peers=peers, on_message=lines.append
-    )
-    assert ended == "2 rounds, as asked for"
-    assert Counter(run.variant for run in runs) == {"plain": 6, "suffix-1": 6, "weak": 2, "strong": 6}
-    assert lines == ["it fell over; weak is left out from here on"]
-    assert peers == [strong]

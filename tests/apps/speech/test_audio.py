@@ -238,15 +238,6 @@ def test_the_track_that_is_heard():
         read_audio(io.BytesIO(film([first, second], [0.0, 0.0])), track=3)
 
 
-def test_the_mean_of_channels_is_heard():
-    left, right = np.random.default_rng(0).normal(0, 0.1, (2, SECOND))
-    said: list[str] = []
-    data = wav(encoded(np.stack([left, right], axis=1).reshape(-1), 16), SECOND, 2, 16)
-    samples = read_audio(io.BytesIO(data), on_message=said.append)
-    np.testing.assert_allclose(samples, (left + right) / 2, atol=1e-4)
-    assert said == []
-
-
 def test_inputs_are_checked_without_reading_them_whole(tmp_path):
     good = tmp_path / "good.wav"
     good.write_bytes(wav(encoded(tone(SECOND), 16), SECOND, 1, 16))
@@ -275,12 +266,6 @@ def test_a_film_without_sound(tmp_path):
         made.mux(stream.encode(None))
     with pytest.raises(EdgespecError, match="no sound in it, only pictures or text"):
         read_audio(path)
-
-
-def test_files_that_cannot_be_read_are_usage_errors(tmp_path):
-    for path, message in ((tmp_path / "none.wav", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(UsageError, match=message):
-            read_audio(path)
 
 
 def test_without_pyav_one_line_says_what_to_install(tmp_path, monkeypatch):

@@ -258,12 +258,6 @@ def test_what_was_heard_before_ctrl_c_is_kept():
     assert not hearing.transcript.complete
 
 
-def test_beams_give_the_same_text_of_a_model_that_is_sure():
-    scripts = [said(0.0, " one", 8.0, 8.0, " two", 20.0)]
-    spoken, _ = transcriber(scripts, beam=5)
-    assert spoken.transcribe(sound(20.0)).text == "one two"
-
-
 def test_without_timestamps_a_window_is_one_segment():
     spoken, _ = transcriber([said("one two")], timestamps=False)
     (segment,) = spoken.transcribe(sound(5.0)).segments

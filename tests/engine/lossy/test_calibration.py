@@ -207,12 +207,6 @@ def test_without_a_calibration_it_says_what_to_run(headers, waking, words):
     assert "\n" not in str(found.value)
 
 
-def test_a_threshold_that_an_earlier_edgespec_chose_by_problems_still_counts(headers):
-    file = store_calibration(*headers, [CHOICE])
-    file.write_text(file.read_text().replace('"measure": "tokens"', '"measure": "pass@1"'))
-    assert calibrated(*headers, Waking()) == Waking("margin", 0.4, 2, 16)
-
-
 @pytest.mark.parametrize(
     "damage",
     [

@@ -389,13 +389,6 @@ def test_generations_follow_one_another(engine):
     assert again.text == first.text
 
 
-def test_engines_side_by_side_and_one_after_another(tiny_path, tiny_draft_path):
-    with Engine(tiny_path, tiny_draft_path) as one, Engine(tiny_path, drafter="none") as two:
-        assert one.generate("ab", params=GREEDY).text == two.generate("ab", params=GREEDY).text
-    with Engine(tiny_path, tiny_draft_path) as again:
-        assert again.generate("ab", params=GREEDY).stats.steps > 0
-
-
 def test_plain_decoding_loads_no_draft(tiny_path):
     with Engine(tiny_path, "/no/such/draft.gguf", drafter="none") as engine:
         result = engine.generate("ab", n_predict=5)

@@ -267,36 +267,6 @@ def test_its_rows_are_those_of_the_definition(engine, target_path, head_path):
         assert np.allclose(np.array(rows), together[: len(rows)], atol=1e-4)
 
 
-def test_along_a_draft_its_own_states_take_their_place(engine, target_path, head_path):
-    prompt = PROMPTS["short"]
-    head = read_head(check_model_file(head_path))
-    fusion = Fusion(head, TargetEmbeddings(engine.target.header))
-    features = TargetFeatures(head.n_embd)
-    with Session(engine.target, n_ctx=256, n_threads=1) as target:
-        states = Forward(target, prompt, with_features=True).run().copy().features
-        features.put(0, prompt[:-1], states[:-1])
-    with (
-        Model(head_path) as model,
-        KVCache(model, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
-        Session.within(cache) as session,
-        Session(model, n_ctx=256, n_threads=1, embeddings=lambda tokens: np.zeros((len(tokens), 256))) as _,
-    ):
-        drafting = HeadModel(session, features, n_vocab=engine.target.n_vocab, head=head, fusion=fusion)
-        assert drafting.follows(len(prompt))
-        assert drafting.n_unread(len(prompt)) == len(prompt) - 1, "the first token has no state before it"
-        own = drafting.evaluate(prompt).copy().features[-1:]
-        assert not drafting.follows(len(prompt) + 2), "it has not been at the token between"
-        rows = drafting.run([*prompt, 17]).copy()
-        drafting.trim(len(prompt) + 1)
-        assert drafting.n_past == len(prompt), "all but the first token: no state of the target has come"
-        session.rewind(len(prompt) - 1)
-        by_hand = Forward(session, [17], inputs=fusion([17], own)).run().rows
-        assert np.allclose(rows[0], by_hand[0], atol=1e-4)
-        features.put(len(prompt) - 1, [prompt[-1]], states[-1:])
-        drafting.trim(len(prompt) + 1)
-        assert drafting.n_past == len(prompt) - 1, "what was read with its own state is read again"
-
-
 @pytest.mark.parametrize("gamma", [None, 4])
 def test_in_a_long_text_it_attends_to_the_last_tokens(
     target_path, head_path, plain, kernels, monkeypatch, gamma

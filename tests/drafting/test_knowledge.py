@@ -298,23 +298,6 @@ def test_acceptance_tables_that_make_no_sense_are_left_alone(engine, cache):
     assert lines == []
 
 
-@pytest.mark.parametrize("damage", [b"x" * 100, b"EDGEHIST" + bytes(600)])
-def test_a_corrupt_history_is_set_aside_in_one_line(engine, cache, damage):
-    with engine(history=True) as one:
-        want = drafted(one)
-    history = the_history()
-    history.path.write_bytes(damage)
-    lines = []
-    with engine(lines, history=True) as two:
-        assert drafted(two).token_ids == want.token_ids
-    (line,) = lines
-    assert str(history.path) in line
-    assert "set aside" in line
-    assert "\n" not in line
-    assert history.path.with_name(f"{history.path.name}.set-aside").read_bytes() == damage
-    assert documents() == [1], "it begins anew"
-
-
 def test_a_history_of_ids_the_model_does_not_have(engine, cache):
     with engine(history=True) as one:
         want = drafted(one, drafter="suffix", gamma=4)
@@ -433,13 +416,3 @@ def test_two_engines_at_once(engine, cache):
     assert lines == []
     assert stored(cache)["runs"] == 2
     assert documents() == [8]
-
-
-def test_an_engine_inside_another(engine, cache):
-    with engine(history=True) as one:
-        first = drafted(one)
-        with engine(history=True) as two:
-            assert drafted(two).token_ids == first.token_ids
-        assert stored(cache)["runs"] == 1
-        drafted(one, n_predict=20)
-    assert stored(cache)["runs"] == 2

@@ -523,15 +523,6 @@ def test_whatever_is_proposed_is_one_line_and_the_text_goes_on(engine, returned)
     assert "\n" not in line
 
 
-def test_an_object_that_counts_as_false_drafts(engine):
-    told = []
-    empty = type(
-        "Empty", (Nothing,), {"__len__": lambda _: 0, "accept": lambda _, *told_: told.append(told_)}
-    )
-    assert not failures(engine, empty)
-    assert told
-
-
 def test_ctrl_c_ends_a_text(engine):
     def interrupted(*_):
         signal.default_int_handler(signal.SIGINT, None)

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.drafting.profile import (
-    CONTEXTS,
     N_MAX,
     CostCurve,
     Profile,
@@ -122,13 +121,6 @@ def test_any_profile_survives_its_text(target, draft, acceptance):
     assert_like(from_json(json.loads(profile.as_text())), profile)
 
 
-def test_people_can_read_it():
-    text = FULL.as_text()
-    assert text.startswith('{\n  "format": "edgespec profile",\n  "version": 1,\n  "key": {"cpu": "A CPU"')
-    assert len(text.splitlines()) < 20
-    assert '"text": "[a,  b]\\n"' in text
-
-
 def test_file_names():
     assert KEY.file_name.startswith("big-q4+small-q8-")
     assert len(KEY.file_name) == len("big-q4+small-q8-.json") + 16
@@ -178,33 +170,22 @@ UNUSABLE = {
     "empty": b"",
     "truncated": FULL.as_text().encode()[:1000],
     "binary": b"\xff\xfe\x00\x01",
-    "list": b"[]",
-    "deep": b"[" * 100_000,
     "foreign": b'{"name": "something else"}',
     "no version": damaged(version=None).encode(),
-    "version 0": damaged(version=0).encode(),
     "version true": damaged(version=True).encode(),
     "another key": dataclasses.replace(FULL, key=dataclasses.replace(KEY, cpu="Other")).as_text().encode(),
-    "odd key": damaged(key={"a\nb": 1}).encode(),
     "no key": damaged(key=None).encode(),
-    "no target": damaged(target=None).encode(),
     "missing": without("acceptance").encode(),
     "nan": with_number(math.nan).encode(),
     "infinity": with_number(math.inf).encode(),
     "1e999": with_number(77.5).replace("77.5", "1e999").encode(),
-    "1e999 in acceptance": damaged(acceptance={"a": 77.5}).replace("77.5", "1e999").encode(),
     "huge": with_number(10**400).encode(),
-    "zero": with_number(0).encode(),
     "negative": with_number(-1.0).encode(),
     "true": with_number(True).encode(),
-    "text": with_number("1").encode(),
     "short": damaged(target=json.loads(FULL.as_text())["target"] | {"passes": [[1.0], [1.0]]}).encode(),
-    "contexts": damaged(target=json.loads(FULL.as_text())["target"] | {"contexts": [1, 2]}).encode(),
     "acceptance": damaged(acceptance=[1]).encode(),
     "measured": damaged(measured="yesterday\n").encode(),
-    "spread": damaged(spread=-0.1).encode(),
     "runs": damaged(runs=1.5).encode(),
-    "runs below 0": damaged(runs=-1).encode(),
     "reliable": damaged(reliable=1).encode(),
 }
 
@@ -352,12 +333,6 @@ def test_a_run_moves_a_curve_half_the_way_at_most(passes, weight):
     assert_like(found, moved)
 
 
-def test_a_run_leaves_what_it_does_not_know():
-    save(FULL)
-    store_learned(KEY, target=TimedCurve(FULL.target, 0))
-    assert_like(load(KEY), dataclasses.replace(FULL, runs=4))
-
-
 MERGE = """
 import sys
 from pathlib import Path
@@ -384,7 +359,3 @@ def test_two_processes_lose_nothing(child_environment, directory):
     assert found.runs == 80
     assert found.acceptance["by"] in ("one", "two")
     assert len(list(directory.iterdir())) == 2
-
-
-def test_contexts_are_those_of_costs():
-    assert json.loads(FULL.as_text())["target"]["contexts"] == [*CONTEXTS]

@@ -217,22 +217,16 @@ def test_a_position_at_which_no_document_ends_changes_nothing(position):
     assert store.check()
 
 
-@pytest.mark.parametrize("capacity", [0, -1, 2**28 + 1, 2**62])
-def test_absurd_capacities(capacity):
-    with pytest.raises(ValueError, match="capacity"):
-        SuffixStore(capacity)
-
-
-@pytest.mark.parametrize("most", [-1, 33, 2**40])
-def test_absurd_lengths(most):
+@pytest.mark.parametrize("absurd", [-1, 33, 2**40])
+def test_absurd_numbers(absurd):
+    for capacity in (0, absurd, 2**28 + 1) if absurd != 33 else ():
+        with pytest.raises(ValueError, match="capacity"):
+            SuffixStore(capacity)
     with pytest.raises(ValueError, match="max"):
-        SuffixStore(8).propose(ints([1]), most, 1)
-
-
-@pytest.mark.parametrize("branches", [0, -1, 33, 2**40])
-def test_absurd_branches(branches):
-    with pytest.raises(ValueError, match="branches"):
-        SuffixStore(8).propose(ints([1]), 1, branches)
+        SuffixStore(8).propose(ints([1]), absurd, 1)
+    for branches in (0, absurd):
+        with pytest.raises(ValueError, match="branches"):
+            SuffixStore(8).propose(ints([1]), 1, branches)
 
 
 @pytest.mark.parametrize(

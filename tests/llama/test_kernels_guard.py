@@ -82,6 +82,8 @@ def fell_back(process: subprocess.CompletedProcess[str], *words: str) -> None:
     [
         ("crashes", ["the self-test of edgespec's kernels crashed (SIGSEGV)"]),
         ("hangs", ["the self-test of edgespec's kernels did not end within 4 s"]),
+        ("is illegal", ["the self-test of edgespec's kernels crashed (SIGILL)"]),
+        ("of another version", ["incompatible API version"]),
         ("refuses", ["the self-test of edgespec's kernels failed: ggml 9.9.9 is unknown"]),
         ("packs nothing", ["failed: nothing was packed"]),
     ],

@@ -214,16 +214,6 @@ def test_states_of_tokens_before_are_kept(kernels, made, name, monkeypatch):
                 np.testing.assert_array_equal(session.eval(TOKENS[30:36], n_logits=6), expected)
 
 
-def test_stock_beside_packed_is_stock(kernels, quantized):
-    path = quantized("llama", "q4_k_m")
-    with Model(path, kernels=False) as stock:
-        before = logits(stock)
-        with Model(path) as packed:
-            logits(packed)
-            np.testing.assert_array_equal(logits(stock), before)
-        np.testing.assert_array_equal(logits(stock), before)
-
-
 @pytest.mark.parametrize("order", ["abcd", "dcba", "cadb", "bdac"])
 def test_models_and_contexts_are_freed_in_any_order(kernels, quantized, order):
     """Closing a model closes its sessions; dropping references leaves it to the collector."""
@@ -243,15 +233,6 @@ def test_models_and_contexts_are_freed_in_any_order(kernels, quantized, order):
             things[name].close()
         del things[name]
         gc.collect()
-
-
-def test_a_file_loaded_twice_is_packed_twice(kernels, quantized):
-    path = quantized("llama", "q5_k_m")
-    with Model(path) as first, Model(path) as second:
-        assert first.packed == second.packed
-        expected = logits(first)
-        first.close()
-        np.testing.assert_array_equal(logits(second), expected)
 
 
 @pytest.mark.parametrize("n_logits", [0, 1, 3, 20])

@@ -21,7 +21,6 @@ from edgespec.llama.kernels import Kernels
 from edgespec.llama.selftest import FAILED, PrefetchChoice, self_test
 from edgespec.llama.selftest_child import PREFETCHES, faster_prefetch
 from edgespec.platform.processes import ChildExit, run_in_child
-from fake_plugin import fake_plugin
 
 CRASHED = ChildExit(-signal.SIGSEGV, "")
 WRONG = ChildExit(FAILED, "the logits differ from stock by 77%")
@@ -109,33 +108,6 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, child_environment: dict[st
             return
         time.sleep(0.02)
     pytest.fail("the grandchild outlived its parent")
-
-
-@pytest.mark.parametrize(
-    ("init", "reason"),
-    [
-        ("crashes", "crashed (SIGSEGV)"),
-        ("is illegal", "crashed (SIGILL)"),
-        ("refuses", "failed: ggml 9.9.9 is not known"),
-        ("of another version", "incompatible API version"),
-        ("packs nothing", "failed: nothing was packed"),
-    ],
-)
-def test_bad_plugins(tmp_path: Path, init: str, reason: str) -> None:
-    refusal = "ggml 9.9.9 is not known" if init == "refuses" else ""
-    answer = self_test(fake_plugin(tmp_path / "p.so", init, refusal=refusal), "avx2")
-    assert not answer.passed
-    assert reason in answer.reason
-    assert answer.certain == ("crashed" not in reason)
-
-
-def test_a_plugin_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "TIMEOUT_S", 3.0)
-    started = time.monotonic()
-    answer = self_test(fake_plugin(tmp_path / "p.so", "hangs"), "avx2")
-    assert answer.reason == "did not end within 3 s"
-    assert not answer.certain
-    assert time.monotonic() - started < 10
 
 
 def test_the_real_plugin_passes(kernels: Kernels) -> None:

@@ -462,24 +462,6 @@ def test_wrong_embeddings(tiny_target: Model, monkeypatch: pytest.MonkeyPatch) -
     assert str(caught.value) == "tiny 1 cannot take embeddings in place of tokens (architecture llama)"
 
 
-@pytest.mark.pair
-def test_real_pair_rewinds_without_a_trace(pair: tuple[Path, Path]) -> None:
-    with Model(pair[1]) as model:
-        tokens = model.tokenize("def fibonacci(n):\n    if n", add_special=False, parse_special=False)
-        with (
-            Session(model, n_ctx=128, n_threads=2) as session,
-            Session(model, n_ctx=128, n_threads=2) as never_wrong,
-        ):
-            session.eval(tokens)
-            session.eval(tokens[::-1][:4], n_logits=4)
-            session.rewind(len(tokens))
-            never_wrong.eval(tokens)
-            next_tokens = tokens[2:5]
-            assert np.array_equal(
-                session.eval(next_tokens, n_logits=3), never_wrong.eval(next_tokens, n_logits=3)
-            )
-
-
 def test_ctrl_c_while_a_context_is_made(tiny_target, monkeypatch):
     """Python raises it inside whichever callback the library is in, and ctypes would print and lose it."""
     real = context_module.llama.llama_init_from_model

@@ -108,53 +108,25 @@ HUB = '{ kind = "hub", repo = "a/b", file = "c.gguf" }'
     ("text", "complaint"),
     [
         ("models = [", "not valid TOML"),
-        ("models = 3", "models: expected object, got 3"),
         ("[model.x]\npath='/x'", "top level.model: no such field (nearest: models, folders, default)"),
         ("[models.x]\nfamily = 'y'", "models.x: needs exactly one of sources, derived and path, got none"),
-        (f"[models.x]\npath = '/x'\nsources = [{HUB}]", "got sources and path"),
         ("[models.x]\nsources = []", "models.x.sources: expected array of length >= 1"),
-        ("[models.x]\nsources = [7]", "models.x.sources[0]: expected object, got 7"),
         ("[models.x]\nsources = [{kind='ftp'}]", "models.x.sources[0].kind: invalid value"),
         ("[models.x]\npacked = '../x.gguf'", "models.x.packed: expected str of another form"),
         ("[models.x]\nsources = [{kind='hub', file='f'}]", "models.x.sources[0].repo: missing"),
-        (
-            "[models.x]\nsources = [{kind='hub', repo='nope', file='f'}]",
-            "repo: expected str of another form, got 'nope'",
-        ),
         (
             "[models.x]\nsources = [{kind='hub', repo='a/b', file='../f'}]",
             "file: expected str of another form",
         ),
         (
-            "[models.x]\nsources = [{kind='hub', repo='a/b', file='f', rev='1'}]",
-            "rev: no such field (nearest: ",
-        ),
-        (
             "[models.x]\nsources = [{kind='wheels', packages=['--index-url=x'], member='m'}]",
             "packages[0]: expected str",
         ),
-        (
-            "[models.x]\nsources = [{kind='wheels', packages=[], member='m'}]",
-            "packages: expected array of length >= 1",
-        ),
-        (
-            "[models.x]\nsources = [{kind='wheels', prefix='p', parts=0, version='1', member='m'}]",
-            "parts: expected int >= 1, got 0",
-        ),
-        ("[models.x]\nsources = [{kind='wheels', packages=['a==1']}]", "sources[0].member: missing"),
-        (f"[models.x]\nsize = '1'\nsources = [{HUB}]", "models.x.size: expected int | null, got '1'"),
-        (f"[models.x]\nsize = true\nsources = [{HUB}]", "models.x.size: expected int | null, got True"),
         (f"[models.x]\nsize = -1\nsources = [{HUB}]", "models.x.size: expected int >= 1"),
         (f"[models.x]\nsha256 = 'ABC'\nsources = [{HUB}]", "models.x.sha256: expected str of another form"),
-        (f"[models.x]\nshape = 3\nsources = [{HUB}]", "models.x.shape: expected object | null, got 3"),
-        (f"[models.x]\nshape = {{cache = 1}}\nsources = [{HUB}]", "models.x.shape.heads: missing"),
         (
             f"[models.x]\nshape = {{cache=1, heads=0, width=1, vocabulary=1}}\nsources = [{HUB}]",
             "models.x.shape.heads: expected int >= 1, got 0",
-        ),
-        (
-            f"[models.x]\nshape = {{cache=1, heads=1, width=1, vocabulary=1, layers=1}}\nsources = [{HUB}]",
-            "models.x.shape.layers: no such field",
         ),
         (f"[models.x]\nfamliy = 'f'\nsources = [{HUB}]", "models.x.famliy: no such field (nearest: family)"),
         (f"[models.'../x']\nsources = [{HUB}]", "'../x' is not a usable name"),

@@ -29,7 +29,7 @@ from architecture_table import (
     Architecture,
     Value,
 )
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import foreign_function, llama
 from edgespec.llama.gguf import (
@@ -57,7 +57,7 @@ from edgespec.llama.kernels import packing
 from tiny_vocabulary import BOS, CHAT_TEMPLATE, EOS, N_WORDS, successors, vocabulary
 from tiny_vocabulary import MERGES as TINY_MERGES
 
-__all__ = ["ARCHITECTURES", "MTP", "Architecture", "make_random", "make_tiny"]
+__all__ = ["ARCHITECTURES", "MTP", "Architecture", "make_tiny"]
 
 # Standard deviations: of the embeddings in the first layer (smaller where they are the output matrix too, or
 # each token would be followed by itself), and of the logits.
@@ -74,8 +74,6 @@ class _Tensor(ctypes.Structure):  # the start of struct ggml_tensor
     _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4))
 
 
-_DIFFERENT_ROWS = 64  # of a matrix of `make_random`
-
 _gguf_init = foreign_function("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, _InitParams)
 _gguf_free = foreign_function("gguf_free", None, ctypes.c_void_p)
 _tensor_name = foreign_function("ggml_get_name", ctypes.c_char_p, ctypes.c_void_p)
@@ -86,27 +84,22 @@ def make_tiny(
     path: Path,
     *,
     seed: int = 1,
-    tokenizer: bool = True,
     weights_type: str = "f32",
     metadata: Mapping[str, Value] | None = None,
     post_norm: float | None = None,
 ) -> Path:
     """Write a random model of one of the ARCHITECTURES to `path` and return `path`.
 
-    It writes text as any model does; the same arguments write the same bytes. Without `tokenizer` it has
-    as many tokens, but no texts for them. `weights_type` is ggml's name of the type of the matrices that
-    llama.cpp would quantize. `metadata`, and `post_norm`, which says how much its layers change: in place of
-    the architecture's own. Raises UsageError for an unknown name, EdgespecError if the library cannot make
-    it.
+    It writes text as any model does; the same arguments write the same bytes. `weights_type` is ggml's name
+    of the type of the matrices that llama.cpp would quantize. `metadata`, and `post_norm`, which says how much
+    its layers change: in place of the architecture's own. Raises EdgespecError if the library cannot make it.
     """
-    if name not in ARCHITECTURES:
-        raise UsageError(f"unknown architecture {name!r}; known: {', '.join(ARCHITECTURES)}")
     architecture = ARCHITECTURES[name]
     if metadata:
         architecture = replace(architecture, metadata={**architecture.metadata, **metadata})
     if post_norm is not None:
         architecture = replace(architecture, post_norm=post_norm)
-    fields = [*_fields(architecture, f"tiny {seed}"), *_tokenizer_fields(architecture, tokenizer)]
+    fields = [*_fields(architecture, f"tiny {seed}"), *_tokenizer_fields(architecture)]
     shapes = _wanted_tensors(name, fields)
     weights = {
         tensor: _weights(tensor, shape, np.random.default_rng((seed, *tensor.encode())))
@@ -119,48 +112,6 @@ def make_tiny(
         weights = _fused(weights)
     _write(path, fields, [_tensor(tensor, rows, weights_type) for tensor, rows in weights.items()])
     return path
-
-
-def make_random(
-    architecture: str,
-    metadata: Mapping[str, Value],
-    path: Path,
-    *,
-    lacks: str = "^$",
-    weights_type: str = "q4_0",
-) -> Path:
-    """Write a random model of any size to `path`, without a tokenizer, to measure with; return `path`.
-
-    `metadata` is that of `architecture`, llama.cpp's name, without it before each key; `lacks` matches
-    tensors that the model does not have. Of each matrix only some rows are random, and those repeat: what a
-    pass costs does not depend on them. Raises EdgespecError if the library cannot make it.
-    """
-    fields = [
-        encode_text("general.architecture", architecture),
-        encode_text("general.name", path.stem),
-        encode_text("tokenizer.ggml.model", "no_vocab"),
-        *(_field(f"{architecture}.{key}", value) for key, value in metadata.items()),
-    ]
-    rng = np.random.default_rng(1)
-    tensors = [
-        _repeating(name, shape, weights_type, rng)
-        for name, shape in _wanted_tensors(architecture, fields).items()
-        if not re.search(lacks, name) and not re.search(UNCOMMON, name)
-    ]
-    _write(path, fields, tensors)
-    return path
-
-
-def _repeating(
-    name: str, shape: tuple[int, ...], weights_type: str, rng: np.random.Generator
-) -> tuple[TensorInfo, bytes]:
-    """Return a tensor of which the first rows are random, and the others repeat them."""
-    columns, *others = shape
-    n_rows = math.prod(others)
-    n = min(_DIFFERENT_ROWS, n_rows)
-    info, data = _tensor(name, _weights(name, (columns, n) if others else shape, rng), weights_type)
-    n_bytes = len(data) // n * n_rows
-    return replace(info, shape=shape), (data * -(-n_bytes // len(data)))[:n_bytes]
 
 
 # ---- metadata ----
@@ -181,13 +132,10 @@ def _field(key: str, value: Value) -> bytes:
     return encode_number(key, kinds[type(value)], value)
 
 
-def _tokenizer_fields(architecture: Architecture, tokenizer: bool) -> list[bytes]:
+def _tokenizer_fields(architecture: Architecture) -> list[bytes]:
     texts, types = vocabulary()
-    size = encode_number(f"{architecture.gguf_name}.vocab_size", UINT32, len(texts))
-    if not tokenizer:
-        return [size, encode_text("tokenizer.ggml.model", "no_vocab")]
     return [
-        size,
+        encode_number(f"{architecture.gguf_name}.vocab_size", UINT32, len(texts)),
         encode_text("tokenizer.ggml.model", "gpt2"),
         encode_text("tokenizer.ggml.pre", "gpt-2"),
         encode_texts(TOKENS, [text.encode() for text in texts]),

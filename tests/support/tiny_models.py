@@ -91,8 +91,8 @@ def make_tiny(
     """Write a random model of one of the ARCHITECTURES to `path` and return `path`.
 
     It writes text as any model does; the same arguments write the same bytes. `weights_type` is ggml's name
-    of the type of the matrices that llama.cpp would quantize. `metadata`, and `post_norm`, which says how much
-    its layers change: in place of the architecture's own. Raises EdgespecError if the library cannot make it.
+    of the type of the matrices that llama.cpp would quantize. `metadata`, and `post_norm`, which says how
+    much its layers change: in place of the architecture's own. Raises EdgespecError if it cannot be made.
     """
     architecture = ARCHITECTURES[name]
     if metadata:

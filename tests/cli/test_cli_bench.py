@@ -219,12 +219,6 @@ def test_budgets(text, seconds):
     assert bench_room.BenchMeasuring(variants=VariantChoice(), budget=text).budget_s == seconds
 
 
-# ---- energy ----
-
-
-# ---- prompts that do not fit ----
-
-
 # ---- ends before its time ----
 
 

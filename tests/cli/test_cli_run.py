@@ -406,10 +406,6 @@ class Again:
 class Stops(Again):
     def accept(self, tokens, n_accepted):
         raise ValueError("enough")
-class Broken(Again):
-    def __init__(self): raise OSError("no table")
-class NeverBegins(Again):
-    def begin(self, tokens): raise KeyError(1)
 """
 
 

@@ -392,6 +392,3 @@ def test_a_failing_template_is_one_line_and_changes_nothing(model_with):
         prompt(conversation, model)
     assert "\n" not in str(caught.value)
     assert prompt(Conversation(), model)
-
-
-# ---- figures ----

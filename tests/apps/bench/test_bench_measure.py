@@ -285,6 +285,3 @@ def test_prompts_that_are_too_long(engine: Engine) -> None:
         fitting(engine, prompts[1:], 20)
     run = generate(engine, prompts[0], PLAIN_VARIANT, BenchSettings((), 20))
     assert (run.tokens, run.stop_reason) == (20, "length")
-
-
-# ---- failures ----

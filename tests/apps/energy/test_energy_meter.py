@@ -378,6 +378,3 @@ def test_a_mark_does_not_wait_for_a_sample():
         measured = window.end()
     assert measured.phases == {}
     assert measured.seconds > 0
-
-
-# ---- meters of others, by entry points ----

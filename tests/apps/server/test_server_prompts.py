@@ -403,9 +403,6 @@ def test_a_plain_prompt_has_the_tokens_that_it_names_unless_it_says_otherwise(as
         assert n_controls(model.model, prepared) == n
 
 
-# ---- over HTTP ----
-
-
 # ---- how much the model is to think ----
 
 TURN = "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}A:"

@@ -165,7 +165,7 @@ def test_what_never_fits_into_the_cache_is_an_error_of_its_line(tiny_path):
         kept, *_ = run(engine, requests)
     status, body = kept.answers["long"]
     assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
-    assert "do not fit into the cache" in body["error"]["message"]
+    assert "maximum context length is 256 tokens" in body["error"]["message"]
     assert kept.answers["short"][0] == kept.answers["after"][0] == 200
 
 
@@ -179,8 +179,9 @@ class Failing(Engine):
 
 
 def test_a_text_that_fails_is_an_error_of_its_line_and_its_place_is_taken(tiny_path):
-    requests = [BatchRequest(i, f"c{i}", TEXT, {**GREEDY, "prompt": [5] * (i + 1)}) for i in range(6)]
-    with Failing(tiny_path, drafter="none", parallel=2, profile=False) as engine:
+    asked = {**GREEDY, "speculative": {"drafter": "suffix"}}
+    requests = [BatchRequest(i, f"c{i}", TEXT, {**asked, "prompt": [5] * (i + 1)}) for i in range(6)]
+    with Failing(tiny_path, drafter="suffix", parallel=2, profile=False) as engine:
         kept, _, log = run(engine, requests)
     assert [kept.answers[f"c{i}"][0] for i in range(6)] == [500, 200, 200, 500, 200, 200]
     assert "secret" not in json.dumps(kept.answers["c0"])  # the log has it

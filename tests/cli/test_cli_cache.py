@@ -12,14 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from edgespec.apps.forge.dataset import (
-    BUILT_IN,
-    FROM_HISTORY,
-    READ,
-    Dataset,
-    DatasetTarget,
-    TrainingText,
-)
+from edgespec.apps.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, DatasetTarget, TrainingText
 from edgespec.apps.forge.draft_store import DraftStore
 from edgespec.cli import cache as commands
 from edgespec.cli.app import main
@@ -95,12 +88,7 @@ def test_info_of_nothing(edgespec):
     assert edgespec("info") == (f"nothing is kept in {cache_root()}\n", "")
     found = json.loads(edgespec("info", "--json")[0])
     assert {(row["files"], row["bytes"]) for row in found.pop("kept")} == {(0, 0)}
-    assert found == {
-        "directory": str(HISTORY.path()),
-        "max_tokens": MAX_TOKENS,
-        "histories": [],
-        "forge": [],
-    }
+    assert found == {"directory": str(HISTORY.path()), "max_tokens": MAX_TOKENS, "histories": [], "forge": []}
     assert not HISTORY.path().exists()
 
 

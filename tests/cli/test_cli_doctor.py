@@ -75,17 +75,7 @@ def test_text(doctor, packable_path):
 def test_json(doctor, packable_path):
     report = json.loads(doctor("--json", packable_path).stdout)
     assert set(report) == {
-        *(
-            "edgespec",
-            "cpu",
-            "machine",
-            "libraries",
-            "threads",
-            "memory",
-            "energy",
-            "kernels",
-            "models",
-        )
+        *("edgespec", "cpu", "machine", "libraries", "threads", "memory", "energy", "kernels", "models")
     }
     for name, has in report["cpu"]["features"].items():
         assert has == (name in read_cpu().flags)

@@ -13,12 +13,7 @@ import pytest
 from command_line import run_cli
 from edgespec.apps.energy import meter
 from edgespec.apps.energy.commands import energy as energy_room
-from energy_trees import (
-    AMD,
-    battery,
-    laptop,
-    write,
-)
+from energy_trees import AMD, battery, laptop, write
 
 DRIVER = """\
 import sys

@@ -36,11 +36,7 @@ def progress_lines(text: str) -> list[str]:
 def test_a_pair(profile, tiny_path, tiny_draft_path, cache):
     process = profile("--target", tiny_path, "--draft", tiny_draft_path, "--threads", 1)
     assert process.returncode == 0, process.stderr
-    assert progress_lines(process.stderr) == [
-        "reading 128 tokens",
-        "reading 479 tokens",
-        "timing passes",
-    ]
+    assert progress_lines(process.stderr) == ["reading 128 tokens", "reading 479 tokens", "timing passes"]
     (file,) = stored(cache)
     lines = process.stdout.splitlines()
     assert lines[0] == "target, drafted by draft"

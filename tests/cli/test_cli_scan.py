@@ -13,12 +13,7 @@ import pytest
 
 from command_line import COMMAND, failed, run_cli
 from edgespec.llama.quantize import quantize
-from model_stores import (
-    IMAGE,
-    OllamaStore,
-    add_to_hub,
-    stores_environment,
-)
+from model_stores import IMAGE, OllamaStore, add_to_hub, stores_environment
 from tiny_gguf import write_tiny_gguf
 
 

@@ -11,13 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgespec.cli.conversation import (
-    ChatAnswer,
-    Conversation,
-    Exchange,
-    PromptSettings,
-    answer_of,
-)
+from edgespec.cli.conversation import ChatAnswer, Conversation, Exchange, PromptSettings, answer_of
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.weights import Model

@@ -210,12 +210,7 @@ def test_a_page_begins_with_what_it_is_for_and_a_command(page: Path) -> None:
     assert next(commands(page))[0] in command
 
 
-EXTRAS = {
-    "--vad": "vad",
-    "--ray": "ray",
-    "draft make": "forge",
-    ".mp3": "audio",
-}
+EXTRAS = {"--vad": "vad", "--ray": "ray", "draft make": "forge", ".mp3": "audio"}
 """Words of command lines -> the extra that they need; README.md installs `serve`."""
 
 

@@ -15,14 +15,7 @@ def stats_of(*steps, n_tokens=10, ttft_s=0.5, total_s=2.5) -> Stats:
     tally = Tally(prefill_s=0.4, draft_prefill_s=0.1)
     for one in steps:
         tally.add(one)
-    return summarise(
-        tally,
-        n_prompt=20,
-        n_tokens=n_tokens,
-        ttft_s=ttft_s,
-        total_s=total_s,
-        peak_rss_bytes=1,
-    )
+    return summarise(tally, n_prompt=20, n_tokens=n_tokens, ttft_s=ttft_s, total_s=total_s, peak_rss_bytes=1)
 
 
 def test_rates():

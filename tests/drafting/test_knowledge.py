@@ -77,10 +77,7 @@ def test_what_was_learnt_is_stored_on_close_and_not_before(engine, cache):
         drafted(one)
         assert profiles(cache) == []
         learned = one._knowledge.clocks.target.curve(), one._knowledge.clocks.draft.curve()
-        accepted = {
-            "greedy": tables(one).as_json(),
-            "sampled": tables(one, greedy=False).as_json(),
-        }
+        accepted = {"greedy": tables(one).as_json(), "sampled": tables(one, greedy=False).as_json()}
     document = stored(cache)
     for name, curve in zip(("target", "draft"), learned, strict=True):
         np.testing.assert_allclose(document[name]["passes"], curve.passes, rtol=1e-5)

@@ -84,11 +84,7 @@ class World:
         clocks = Clocks(self.target_clock, self.draft_clock)
         self.session = session(self.target_logits, V, clock=clock, cost=costs.__getitem__, growth=growths[0])
         self.draft_session = ToySession(
-            self.draft_logits,
-            V,
-            clock=clock,
-            cost=lambda n: draft_costs[min(n, N_MAX)],
-            growth=growths[1],
+            self.draft_logits, V, clock=clock, cost=lambda n: draft_costs[min(n, N_MAX)], growth=growths[1]
         )
         self.model = DraftModel(self.draft_session, n_vocab=V)
         self.drafter = TreeDrafter(
@@ -341,13 +337,7 @@ class Shallow(PassCosts):
 def deep_ratio(clock, curve, *, growths, acceptance=0.75, draft_s=0.004):
     """Return plain decoding's time over that of an answer after 8,192 tokens, once short ones were seen."""
     world = LongPrompt(
-        clock,
-        128,
-        draft_s=draft_s,
-        acceptance=acceptance,
-        n=12_000,
-        growths=growths,
-        curve=curve,
+        clock, 128, draft_s=draft_s, acceptance=acceptance, n=12_000, growths=growths, curve=curve
     )
     for start in (0, 300):
         world.prompt = [int(t) for t in world.truth[: 64 + start]]
@@ -373,8 +363,7 @@ def decode(pace, n_tokens):
 
 
 @pytest.mark.parametrize(
-    ("n_written", "n_predict", "reads"),
-    [(1, 4000, False), (100, 4000, True), (100, 104, False)],
+    ("n_written", "n_predict", "reads"), [(1, 4000, False), (100, 4000, True), (100, 104, False)]
 )
 def test_a_draft_model_reads_a_prompt_once_the_rest_of_the_answer_should_gain_more(
     n_written, n_predict, reads
@@ -493,10 +482,7 @@ def test_energy_decides_by_joules():
     """A draft model that is quick and hungry: on by the clock, off by the meter."""
     policy = Policy(suffix=False, staged=False)
     seconds = pace_with(policy)
-    curves = (
-        PassCosts(curve_of([x * 10 for x in OURS])),
-        PassCosts(curve_of([0.0, *[0.5] * N_MAX])),
-    )
+    curves = (PassCosts(curve_of([x * 10 for x in OURS])), PassCosts(curve_of([0.0, *[0.5] * N_MAX])))
     joules = started(Pace(policy, Clocks(*curves), AcceptanceTables(), in_joules=True))
     assert isinstance(seconds.next(1.0, 0, 1, [], 7), ModelAction)
     assert joules.next(1.0, 0, 1, [], 7) is None

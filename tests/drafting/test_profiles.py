@@ -306,10 +306,7 @@ def test_interrupted_while_writing(directory, monkeypatch):
 def test_the_first_run_is_taken_as_it_is():
     learned = {"next": [1, 2]}
     store_learned(
-        KEY,
-        target=TimedCurve(curve(0.02), 3),
-        draft=TimedCurve(curve(0.004), 8),
-        acceptance=learned,
+        KEY, target=TimedCurve(curve(0.02), 3), draft=TimedCurve(curve(0.004), 8), acceptance=learned
     )
     wanted = Profile(KEY, curve(0.02), curve(0.004), acceptance=learned, runs=1)
     assert_like(load(KEY), wanted)

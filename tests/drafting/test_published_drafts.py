@@ -21,13 +21,7 @@ from edgespec.drafting.profile import ProfileKey, block_curve
 from edgespec.errors import UsageError
 from edgespec.llama.block_rows import rows_maker
 from edgespec.llama.gguf_header import check_model_file, read_header
-from edgespec.llama.head_file import (
-    BlockHead,
-    EagleHead,
-    GemmaHead,
-    LayersTarget,
-    check_published_head,
-)
+from edgespec.llama.head_file import BlockHead, EagleHead, GemmaHead, LayersTarget, check_published_head
 from edgespec.llama.head_kinds import DFLASH
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.lent_cache import LentCache, LentSession

@@ -219,12 +219,7 @@ def test_models_and_contexts_are_freed_in_any_order(kernels, quantized, order):
     """Closing a model closes its sessions; dropping references leaves it to the collector."""
     path = quantized("qwen2", "q4_k_m")
     a, b = Model(path), Model(quantized("llama", "q8_0"))
-    things = {
-        "a": a,
-        "b": b,
-        "c": Session(a, n_ctx=64, n_threads=2),
-        "d": Session(b, n_ctx=64, n_threads=2),
-    }
+    things = {"a": a, "b": b, "c": Session(a, n_ctx=64, n_threads=2), "d": Session(b, n_ctx=64, n_threads=2)}
     things["c"].eval(TOKENS[:8])
     things["d"].eval(TOKENS[:8])
     del a, b

@@ -26,11 +26,7 @@ ABORT = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
 TOLERANCE = 5e-3
 """Of logits near 1: another size of a pass changes them by up to 1e-3, another state by 0.1 and more."""
 
-SIZES = {
-    "a mark": RollbackSize(),
-    "marks": RollbackSize(n_marks=5),
-    "snapshots": RollbackSize(n_snapshots=6),
-}
+SIZES = {"a mark": RollbackSize(), "marks": RollbackSize(n_marks=5), "snapshots": RollbackSize(n_snapshots=6)}
 
 
 @pytest.fixture(params=STATEFUL)

@@ -21,10 +21,7 @@ from edgespec.models.draft_records import (
 from edgespec.models.registry import add_local, remove_local
 
 RECORD = replace(
-    kept_drafts.RECORD,
-    data={"prompt:built-in": 1000, "read": 50},
-    tokens_seen=3000,
-    acceptance=(0.6, 0.55),
+    kept_drafts.RECORD, data={"prompt:built-in": 1000, "read": 50}, tokens_seen=3000, acceptance=(0.6, 0.55)
 )
 
 

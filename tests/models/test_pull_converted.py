@@ -171,10 +171,7 @@ def test_a_model_of_another_program_is_to_be_converted(tmp_path, ggml):
 def test_fields_of_a_source_that_is_converted(store):  # noqa: F811
     for source, problem in (
         ('{ kind = "hub", repo = "a/b", file = "c", sha256 = "x" }', "sha256: expected str of another form"),
-        (
-            '{ kind = "hub", repo = "a/b", file = "c", beside = ["../x"] }',
-            "beside.*: expected str of",
-        ),
+        ('{ kind = "hub", repo = "a/b", file = "c", beside = ["../x"] }', "beside.*: expected str of"),
         ('{ kind = "hub", repo = "a/b", file = "c", besides = ["x"] }', "no such field .nearest: beside"),
     ):
         declare(source)

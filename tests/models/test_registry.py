@@ -7,14 +7,7 @@ import pytest
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import registry as models
 from edgespec.models.hub import hub_entry
-from edgespec.models.registry import (
-    SHIPPED_FILE,
-    Entry,
-    HubSource,
-    ModelShape,
-    WheelsSource,
-    load_registry,
-)
+from edgespec.models.registry import SHIPPED_FILE, Entry, HubSource, ModelShape, WheelsSource, load_registry
 from edgespec.models.resolve import locate
 from edgespec.models.store import Stamp, Store
 

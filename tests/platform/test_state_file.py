@@ -9,12 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.platform.kept import (
-    DamagedFileError,
-    StateFile,
-    parse_json,
-    parse_struct,
-)
+from edgespec.platform.kept import DamagedFileError, StateFile, parse_json, parse_struct
 
 
 def number(data: bytes) -> int:

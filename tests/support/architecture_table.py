@@ -66,11 +66,7 @@ _SSM: dict[str, Value] = {
     "ssm.group_count": 2,
 }
 _DELTA_NET: dict[str, Value] = {**_SSM, "ssm.inner_size": N_EMBD, "full_attention_interval": 2}
-_EXPERTS: dict[str, Value] = {
-    "expert_count": 8,
-    "expert_used_count": 2,
-    "expert_feed_forward_length": 32,
-}
+_EXPERTS: dict[str, Value] = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
 _SHARED: dict[str, Value] = {**_EXPERTS, "expert_shared_feed_forward_length": 32}
 _SIGMOID: dict[str, Value] = {
     **_EXPERTS,
@@ -110,11 +106,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma3": Architecture("gemma3", metadata=_WINDOWS, lacks=_TIED, embedding_scale=_ROOT),
     "gemma3n": Architecture(  # the library knows only that the layers from the 21st on share a cache
-        "gemma3n",
-        metadata={**_WINDOWS, "block_count": 22},
-        lacks=_TIED,
-        embedding_scale=_ROOT,
-        post_norm=0.3,
+        "gemma3n", metadata={**_WINDOWS, "block_count": 22}, lacks=_TIED, embedding_scale=_ROOT, post_norm=0.3
     ),
     "gemma4": Architecture(
         "gemma4",
@@ -184,10 +176,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "mistral3": Architecture("mistral3", metadata={**_YARN, "attention.temperature_scale": 0.1}),
     "phi3": Architecture(
-        "phi3",
-        metadata={"rope.scaling.original_context_length": 128},
-        has="rope_factors",
-        fused=True,
+        "phi3", metadata={"rope.scaling.original_context_length": 128}, has="rope_factors", fused=True
     ),
     "olmo2": Architecture("olmo2", metadata=_WINDOWS),
     "glm4": Architecture("glm4", metadata={"rope.dimension_count": 8}, has=_BIASES),

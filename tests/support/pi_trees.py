@@ -29,12 +29,10 @@ A76 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asi
 A72_HWCAP, A76_HWCAP = 0x887, 0x119FFF
 
 PI_4_2GB = Pi(
-    *("Raspberry Pi 4 Model B Rev 1.4", "b03114", "0xd08", A72, A72_HWCAP),
-    *(1_893_496, 1_585_432, 600, 1800),
+    *("Raspberry Pi 4 Model B Rev 1.4", "b03114", "0xd08", A72, A72_HWCAP), *(1_893_496, 1_585_432, 600, 1800)
 )
 PI_4_4GB = Pi(
-    *("Raspberry Pi 4 Model B Rev 1.4", "c03114", "0xd08", A72, A72_HWCAP),
-    *(3_885_396, 3_472_112, 600, 1800),
+    *("Raspberry Pi 4 Model B Rev 1.4", "c03114", "0xd08", A72, A72_HWCAP), *(3_885_396, 3_472_112, 600, 1800)
 )
 PI_5_8GB = Pi(
     *("Raspberry Pi 5 Model B Rev 1.0", "d04170", "0xd0b", A76, A76_HWCAP),

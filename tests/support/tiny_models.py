@@ -20,15 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from architecture_table import (
-    ARCHITECTURES,
-    COMMON,
-    MTP,
-    NOT_QUANTIZED,
-    UNCOMMON,
-    Architecture,
-    Value,
-)
+from architecture_table import ARCHITECTURES, COMMON, MTP, NOT_QUANTIZED, UNCOMMON, Architecture, Value
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import foreign_function, llama

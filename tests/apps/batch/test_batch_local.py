@@ -190,9 +190,7 @@ def test_a_text_that_fails_is_an_error_of_its_line_and_its_place_is_taken(tiny_p
 
 def test_the_context_asked_for_limits_a_line(engine):
     kept, *_ = run(
-        engine,
-        [BatchRequest(0, "a", TEXT, {**GREEDY, "prompt": [5] * 50})],
-        service={"n_ctx": 40},
+        engine, [BatchRequest(0, "a", TEXT, {**GREEDY, "prompt": [5] * 50})], service={"n_ctx": 40}
     )
     assert kept.answers["a"][1]["error"]["code"] == "context_length_exceeded"
 

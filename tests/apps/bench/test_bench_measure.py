@@ -15,14 +15,7 @@ import pytest
 
 from edgespec import Engine
 from edgespec.apps.bench import measure as bench
-from edgespec.apps.bench.measure import (
-    BenchControl,
-    BenchSettings,
-    fitting,
-    generate,
-    measure,
-    turns,
-)
+from edgespec.apps.bench.measure import BenchControl, BenchSettings, fitting, generate, measure, turns
 from edgespec.apps.bench.runs import PLAIN, PLAIN_VARIANT, Run, Variant, parse_variants
 from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.energy.meter import EnergyMeter
@@ -263,8 +256,7 @@ def test_a_budget_is_not_overrun(engine: Engine, monkeypatch: pytest.MonkeyPatch
     runs, ended = measured(engine, BenchSettings(parse_variants("suffix-1"), 3), budget_s=20.0, precision=0)
     assert len(batched(runs)) == 10, "the tenth ends at 20 s"
     assert re.fullmatch(
-        r"3 rounds and 1 of 3 prompts of the next; the budget of 20 s was spent, interval [\d.]+%",
-        ended,
+        r"3 rounds and 1 of 3 prompts of the next; the budget of 20 s was spent, interval [\d.]+%", ended
     )
 
 

@@ -11,12 +11,7 @@ import pytest
 
 from edgespec.apps.bench.machine import MachineWatch, facts
 from edgespec.platform import machine as load
-from edgespec.platform.machine import (
-    processor_clock,
-    read_cpu,
-    temperatures,
-    throttling,
-)
+from edgespec.platform.machine import processor_clock, read_cpu, temperatures, throttling
 from pi_trees import PI_4_4GB, PI_5_8GB, plant
 
 CPUS = "sys/devices/system/cpu"

@@ -14,13 +14,7 @@ from typing import Any
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.apps.bench.measure import (
-    DRAFTED_PROGRAM,
-    PLAIN_PROGRAM,
-    BenchSettings,
-    LlamaCpp,
-    rendered,
-)
+from edgespec.apps.bench.measure import DRAFTED_PROGRAM, PLAIN_PROGRAM, BenchSettings, LlamaCpp, rendered
 from edgespec.apps.bench.runs import Run
 from edgespec.apps.bench.suites import Prompt
 from edgespec.errors import EdgespecError

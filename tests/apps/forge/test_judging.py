@@ -14,10 +14,7 @@ from edgespec.apps.forge.request import StageContext
 from edgespec.errors import EdgespecError
 
 SETTINGS = EvaluationSettings(n_predict=12, rounds=2, n_threads=1, kernels="off")
-QUESTIONS = (
-    Prompt("a", "test", "the wind in the reeds"),
-    Prompt("b", "test", tokens=(5, 6, 7, 8)),
-)
+QUESTIONS = (Prompt("a", "test", "the wind in the reeds"), Prompt("b", "test", tokens=(5, 6, 7, 8)))
 
 
 @pytest.fixture(autouse=True)

@@ -22,14 +22,7 @@ from edgespec.apps.forge.data_stage import (
     tokens_wanted,
     write_texts,
 )
-from edgespec.apps.forge.dataset import (
-    BUILT_IN,
-    READ,
-    REJECTED,
-    Dataset,
-    DatasetTarget,
-    is_held_out,
-)
+from edgespec.apps.forge.dataset import BUILT_IN, READ, REJECTED, Dataset, DatasetTarget, is_held_out
 from edgespec.apps.forge.draft_store import delete_user_texts, find_stored
 from edgespec.apps.forge.make import (
     FIRST_HEAD,

@@ -12,14 +12,7 @@ import pytest
 from edgespec.apps.bench.suites import DEFAULT, HUMAN_EVAL, load_suite
 from edgespec.apps.forge import prompts as prompts_module
 from edgespec.apps.forge.dataset import HELD_OUT_SHARE, is_held_out
-from edgespec.apps.forge.prompts import (
-    TextPrompt,
-    TokenPrompt,
-    built_in,
-    fill,
-    functions_of,
-    library,
-)
+from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt, built_in, fill, functions_of, library
 from edgespec.errors import UsageError
 
 N = 20_000

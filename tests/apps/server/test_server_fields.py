@@ -99,11 +99,7 @@ NEW: list[tuple[str, dict[str, Any], list[str]]] = [
     (CHAT, {"speculative": {"gamma": 0, "fancy": 3}}, ["fancy"]),
     ("/tokenize", {"content": "a", "brand_new": 1}, ["brand_new"]),
     ("/api/chat", ASK_OLLAMA | {"brand_new": 1}, ["brand_new"]),
-    (
-        "/api/chat",
-        ASK_OLLAMA | {"options": {"fancy": 1, "num_predict": 8}},
-        ["options.fancy"],
-    ),
+    ("/api/chat", ASK_OLLAMA | {"options": {"fancy": 1, "num_predict": 8}}, ["options.fancy"]),
     ("/api/show", {"model": "edgespec", "brand_new": 1}, ["brand_new"]),
 ]
 

@@ -11,28 +11,12 @@ from typing import Any
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.apps.server.request_worker import (
-    QueuedRequest,
-    RequestQueue,
-    ShuttingDown,
-    TimedOut,
-)
+from edgespec.apps.server.request_worker import QueuedRequest, RequestQueue, ShuttingDown, TimedOut
 from edgespec.apps.server.worker import Worker
 from edgespec.decoding.grammars import Grammar
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result, Token
-from worker_jobs import (
-    FAILURES,
-    OPTIONS,
-    Gate,
-    Pipe,
-    WatchedEngine,
-    hold,
-    items_of,
-    read,
-    until,
-    working,
-)
+from worker_jobs import FAILURES, OPTIONS, Gate, Pipe, WatchedEngine, hold, items_of, read, until, working
 
 PARALLEL = 4
 GREEDY = SamplingParams(temperature=0)

@@ -24,9 +24,7 @@ def test_several_clients_get_what_each_gets_alone(name: str, parallel: int) -> N
     with Engine(tiny(name), drafter="none", profile=False) as engine:
         expected = [
             engine.generate(
-                engine.prompt_tokens(text, chat=False),
-                params=SamplingParams(temperature=0.0),
-                n_predict=30,
+                engine.prompt_tokens(text, chat=False), params=SamplingParams(temperature=0.0), n_predict=30
             ).text
             for text in questions
         ]

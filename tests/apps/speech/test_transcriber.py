@@ -52,11 +52,7 @@ def test_the_next_window_begins_where_the_last_complete_segment_ended_and_knows_
     assert transcript.stats.heard_s == 38.0
     assert transcript.complete
     assert model.heard[0] == (TOKENS.sot,)
-    assert model.heard[1] == (
-        TOKENS.sot_prev,
-        *said(0.0, " one", 8.0, 8.0, " two", 20.0),
-        TOKENS.sot,
-    )
+    assert model.heard[1] == (TOKENS.sot_prev, *said(0.0, " one", 8.0, 8.0, " two", 20.0), TOKENS.sot)
     assert transcript.stats.n_windows == 2
     assert transcript.stats.audio_s == 38.0
 

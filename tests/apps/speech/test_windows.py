@@ -32,13 +32,7 @@ def test_a_single_timestamp_at_the_end_means_that_nobody_speaks_after_it():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "end"),
-    [
-        ([*times(0), 1, *times(33)], 66),
-        ([*times(0), 1], 1234),
-        ([1, 2], 1234),
-        ([], 1234),
-    ],
+    ("tokens", "end"), [([*times(0), 1, *times(33)], 66), ([*times(0), 1], 1234), ([1, 2], 1234), ([], 1234)]
 )
 def test_without_a_pair_the_window_is_one_segment(tokens, end):
     found = split(tokens, 1234)

@@ -312,10 +312,7 @@ def test_text_is_always_utf8(tiny_target):
 LEAVES = st.one_of(
     st.sampled_from([{"type": "integer"}, {"type": "boolean"}, {"type": "null"}]),
     st.sampled_from(
-        [
-            {"type": "string", "pattern": r"^\d{2}-[^a-z]?\.$"},
-            {"type": "string", "pattern": "^(ab|.c){1,2}$"},
-        ]
+        [{"type": "string", "pattern": r"^\d{2}-[^a-z]?\.$"}, {"type": "string", "pattern": "^(ab|.c){1,2}$"}]
     ),
     st.integers(0, 6).map(lambda n: {"type": "string", "maxLength": n}),
     st.lists(st.one_of(st.integers(-9, 9), st.text('aé"\\\n😀', max_size=3)), min_size=1, max_size=3).map(

@@ -32,10 +32,7 @@ def matched(pattern, good, bad):
 
 CONFIG = {
     "$ref": "#/$defs/Config",
-    "$defs": {
-        "Config": record(level={"$ref": "#/$defs/Level"}),
-        "Level": {"enum": ["low", "high"]},
-    },
+    "$defs": {"Config": record(level={"$ref": "#/$defs/Level"}), "Level": {"enum": ["low", "high"]}},
 }
 BESIDE = record(["repo"], repo=text(), number={"type": "integer"}, title=text())
 EITHER = [{"required": ["number"]}, {"required": ["title"]}]

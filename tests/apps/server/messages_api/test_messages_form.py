@@ -198,8 +198,7 @@ def test_thoughts_that_are_not_wanted_are_not_sent(stream: bool):
 
 @STREAM
 @pytest.mark.parametrize(
-    ("arguments", "given"),
-    [('{"a": [1, "ab', {"a": [1]}), ("{", {}), ('{"a": "b"', {"a": "b"})],
+    ("arguments", "given"), [('{"a": [1, "ab', {"a": [1]}), ("{", {}), ('{"a": "b"', {"a": "b"})]
 )
 def test_of_a_call_that_is_cut_off_there_is_what_clients_read(stream: bool, arguments: str, given: Any):
     said = f'<tool_call>\n{{"name": "f", "arguments": {arguments}'

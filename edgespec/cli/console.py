@@ -259,7 +259,7 @@ def _plain(cell: RenderableType) -> str:
 
 
 def print_line(label: str, text: str, *, width: int = 8, to: Console | None = None) -> None:
-    """Print one line of a report to `to`, or stdout; what a terminal's width breaks is indented like `text`.
+    """Print one line of a report to `to`, or stdout; lines that a terminal breaks are indented like `text`.
 
     `width`: columns of the label.
     """

@@ -70,7 +70,7 @@ class Measured:
 
     @property
     def reliable(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Whether there is no reason to distrust the measurement."""
         return not self.warnings
 
 

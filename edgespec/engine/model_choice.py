@@ -24,7 +24,7 @@ from edgespec.models.store import Store
 
 
 def has_mtp_head(model: Path | Entry) -> bool:
-    """Whether a model has a head that can be used: its file says so, or before it is here models.toml."""
+    """Whether a model has a usable head: its file says so, or models.toml if the file is not here yet."""
     file = model if isinstance(model, Path) else Store.default().file(model)
     if not file.is_file():
         return isinstance(model, Entry) and model.mtp

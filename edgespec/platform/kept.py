@@ -379,7 +379,7 @@ class StateFile(Generic[T]):
 
 
 def set_aside(path: Path, why: str, say: MessageFn) -> None:
-    """Rename a file that cannot be used, in the place of an earlier one, and say so. Raises OSError."""
+    """Rename a file that cannot be used, replacing an earlier one, and report it. Raises OSError."""
     aside = path.with_name(f"{path.name}.set-aside")
     path.replace(aside)
     say(f"{path}: {why}; set aside as {aside.name}")

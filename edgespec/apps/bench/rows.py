@@ -89,7 +89,7 @@ class Row:
 
 
 class Report:
-    """An outcome with all that is computed of it, slowly and once."""
+    """An outcome, and all that is computed from it, once because it is slow."""
 
     def __init__(self, outcome: BenchmarkOutcome) -> None:
         """Summarise every cell."""

@@ -169,7 +169,7 @@ class ToolCall(RequestPart):
 
 
 class AssistantMessage(RequestPart):
-    """An earlier answer, as this server or another one wrote it, whose facts about it are not read."""
+    """An earlier answer, as this server or another one wrote it; other facts in it are ignored."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
 

@@ -292,7 +292,7 @@ class AnswerWriter(ABC, Generic[Part, End]):
         return ""
 
     def parts(self, _index: int, _made: Sequence[Part], /) -> Iterator[Any]:
-        """Yield the parts of what was made of the answer with this number."""
+        """Yield the parts of a stream for what was made of the answer with this number."""
         return iter(())
 
     def last_parts(self, _index: int, _end: End, /) -> Iterator[Any]:

@@ -59,7 +59,7 @@ class SuitePrompts:
 
 @option_group()
 class VariantChoice:
-    """The ways of drafting that are measured beside plain decoding."""
+    """The ways of drafting that are compared with plain decoding."""
 
     variants: Annotated[
         str,

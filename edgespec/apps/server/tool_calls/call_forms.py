@@ -404,7 +404,7 @@ def _shared_end(one: str, other: str) -> str:
 
 @dataclass(frozen=True)
 class _Family:
-    """A form that a marker in a template's text gives away."""
+    """A form of calls that a marker in a template's text identifies."""
 
     sign: str
     """A regular expression."""

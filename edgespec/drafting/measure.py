@@ -70,7 +70,7 @@ class Measured:
 
     @property
     def reliable(self) -> bool:
-        """Whether there is no reason to distrust the measurement."""
+        """Whether nothing disturbed the measurement: it has no warnings."""
         return not self.warnings
 
 

@@ -61,7 +61,7 @@ class _SquareSums:
         self.problem: BaseException | None = None
 
     def look(self, address: int, asks: bool, _data: int) -> bool:
-        """Return whether an operation is a product with weights, if `asks`; else add the squares of its input."""
+        """If `asks`, return whether an operation is a product with weights; else add its input."""
         try:
             kind = _op_name(address)
             if kind not in (b"MUL_MAT", b"MUL_MAT_ID"):

@@ -77,7 +77,7 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]+$")]
 
 
 def check_needed(given: Mapping[str, Any], needed: Mapping[str, Iterable[str]], what: str) -> None:
-    """Raise ValueError if a part of a request lacks a field that its type needs; `what`: its name in the error."""
+    """Raise ValueError if a part of a request lacks a field that its type needs; `what` names it."""
     for name in needed.get(str(given.get("type")), ()):
         if name not in given:
             raise ValueError(f"{what} of type {given['type']} needs {name}")

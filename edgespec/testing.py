@@ -23,9 +23,8 @@ import numpy.typing as npt
 
 from edgespec import _core
 from edgespec.decoding.choices import NamedDrafter
-from edgespec.decoding.drafter import DraftOutcome, Position
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.tree import Lowered, Tree, lower
+from edgespec.decoding.tree import DraftOutcome, Lowered, Position, Tree, lower
 from edgespec.drafting.plugin import Draw, KnownDraws, PluginDrafter, UserDrafter, check_draws, find_drafter
 from edgespec.errors import UsageError, whole_number
 from edgespec.platform.plugins import PluginError

@@ -25,6 +25,7 @@ from edgespec.cli.options import (
     SystemOption,
     most_tokens,
 )
+from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import expand_user
 from edgespec.platform.kept import CHAT_LINES, STATES
@@ -113,14 +114,16 @@ def chat_command(
     with (
         SignalPipe() as signals,
         length.compute.load_engine(
-            names,
-            drafter=drafter,
-            n_ctx=length.ctx,
-            history=drafting.cache,
-            signals=signals,
-            prefix_cache=0,
-            chat_template=beginning.chat_template,
-            states=states,
+            EngineOptions(
+                names,
+                drafter=drafter,
+                n_ctx=length.ctx,
+                history=drafting.cache,
+                signals=signals,
+                prefix_cache=0,
+                chat_template=beginning.chat_template,
+                states=states,
+            )
         ) as engine,
     ):
         if engine.target.chat_template is None:

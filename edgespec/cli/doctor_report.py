@@ -15,8 +15,9 @@ import msgspec
 from edgespec.cli.console import err, line_of, message
 from edgespec.drafting.draft import find_draft
 from edgespec.drafting.draft_search import DraftSearch
-from edgespec.engine.capacity import CapacityRequest, expected_capacity
+from edgespec.engine.capacity import expected_capacity
 from edgespec.engine.model_choice import choose_models, choose_refs
+from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import cpu_backend, foreign_function, library_version
@@ -194,7 +195,7 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path, available: int | 
             held = expected_capacity(
                 header,
                 draft,
-                CapacityRequest(None if model.can_rewind else 1, kept_bytes=SERVED_PREFIXES),
+                EngineOptions(parallel=None if model.can_rewind else 1, prefix_cache=SERVED_PREFIXES),
                 kernels=loaded.name if model.uses_kernels else STOCK,
                 n_threads=default_threads(root),
                 available=available,

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Literal, Self, cast
 
 import typer
 
@@ -23,10 +23,8 @@ from edgespec.models.resolve import is_missing
 from edgespec.platform.files import expand_user
 
 if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
-    from edgespec.decoding.choices import Objective
     from edgespec.engine.engine import Engine
-    from edgespec.platform.metering import Meter
-    from edgespec.platform.processes import Cancellation
+    from edgespec.engine.options import EngineOptions
 
 DRAFTING = "Drafting"
 ENERGY = "Energy"
@@ -237,22 +235,6 @@ class DraftingOptions:
         return "none" if self.gamma == 0 and not cascade else named_drafter(self.drafter or "auto")
 
 
-class EngineKeywords(TypedDict, total=False):
-    """Keyword arguments of an `Engine` other than its models and `Compute`."""
-
-    drafter: DrafterChoice | str
-    n_ctx: int | None
-    objective: Objective
-    history: bool
-    learn: bool
-    meter: Meter | None
-    signals: Cancellation
-    prefix_cache: int
-    parallel: int | None
-    chat_template: str | None
-    states: StateRoom | None
-
-
 @option_group("States of prompts (docs/start.md)")
 class StateOptions:
     """The folder where states of prompts are kept, and its limit."""
@@ -313,20 +295,21 @@ class Compute(ThreadsAndKernels):
         options = (self.threads, self.kernels, self.cache_type, chat_template, self.rpc_addresses)
         return repr((*options, *kernels))
 
-    def load_engine(self, models: ChosenModels, **keywords: Unpack[EngineKeywords]) -> Engine:
-        """Return the engine of a target and a draft; print its messages to stderr."""
+    def load_engine(self, options: EngineOptions) -> Engine:
+        """Return the engine of these options and of those given here; print its messages to stderr."""
         from edgespec import Engine
 
         with err.status("loading the models"):
-            return Engine(
-                models,
-                n_threads=self.threads,
-                kernels=self.kernels,
-                cache_type=self.cache_type,
-                rpc=self.rpc_addresses,
-                keep_packed=True,
-                on_message=message,
-                **keywords,
+            return Engine.of(
+                replace(
+                    options,
+                    n_threads=self.threads,
+                    kernels=self.kernels,
+                    cache_type=self.cache_type,
+                    rpc=self.rpc_addresses,
+                    keep_packed=True,
+                    on_message=message,
+                )
             )
 
 

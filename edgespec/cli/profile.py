@@ -15,6 +15,7 @@ from edgespec.cli.options import ComputeOnNodes, ModelChoice
 from edgespec.cli.progress import WorkDisplay
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.model_choice import has_mtp_head
+from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError, describe_os_error
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def profile_command(
     drafter: DrafterName = "model" if chosen.draft else "mtp" if has_mtp_head(chosen.target.found) else "none"
     with (
         SignalPipe() as signals,
-        compute.load_engine(chosen, drafter=drafter, signals=signals) as engine,
+        compute.load_engine(EngineOptions(chosen, drafter=drafter, signals=signals)) as engine,
     ):
         key = ProfileKey.of(
             engine.target.header,

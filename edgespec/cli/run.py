@@ -33,6 +33,7 @@ from edgespec.cli.options import (
     most_tokens,
 )
 from edgespec.decoding.choices import Objective, Rule, is_plugin
+from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import model_named
@@ -322,12 +323,11 @@ def run_command(
 ) -> int:
     """Write text with the target model, helped by a draft model, distributed exactly as the target's own."""
     prompt, models = _as_in_ollama(*_as_in_llama_cpp(prompt, models))
-    drafter = drafting.chosen(cascade=lossy.mode == "cascade")
+    is_cascade = lossy.mode == "cascade"
+    drafter = drafting.chosen(cascade=is_cascade)
     output.structure.check(prompt)
     options = _options(prompt, drafting, lossy, length, sampling)
-    source = _grammar_source(output)
-    states = length.states.room()
-    text = prompt.read()
+    source, states, text = _grammar_source(output), length.states.room(), prompt.read()
     if any(SERVERS.path().glob("*.json")) and not _needs_own_engine(drafting, lossy, length, output):
         request = _request(prompt, text, options, source, drafting.chosen())
         if served := _served(models, drafting, length, prompt, request):
@@ -336,22 +336,22 @@ def run_command(
     from edgespec.platform.processes import SignalPipe
 
     meter = output.meter()
-    names = models.pull(
-        drafter, length.compute, writes=lossy.mode == "cascade", chat_template=prompt.chat_template
-    )
+    names = models.pull(drafter, length.compute, writes=is_cascade, chat_template=prompt.chat_template)
     with (
         meter or nullcontext(),
         SignalPipe() as signals,
         length.compute.load_engine(
-            names,
-            drafter=drafter,
-            n_ctx=length.ctx,
-            objective=drafting.objective,
-            history=drafting.cache,
-            meter=meter,
-            signals=signals,
-            chat_template=prompt.chat_template,
-            states=states,
+            EngineOptions(
+                names,
+                drafter=drafter,
+                n_ctx=length.ctx,
+                objective=drafting.objective,
+                history=drafting.cache,
+                meter=meter,
+                signals=signals,
+                chat_template=prompt.chat_template,
+                states=states,
+            )
         ) as engine,
     ):
         if source:

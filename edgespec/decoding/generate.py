@@ -52,14 +52,12 @@ import numpy as np
 
 from edgespec.decoding.choices import Rule
 from edgespec.decoding.constraint import Constraint
-from edgespec.decoding.drafter import Drafter, DraftOutcome, Position
-from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.options import Options
-from edgespec.decoding.records import Emitted, Logprobs, Step, StopReason, Tally
+from edgespec.decoding.records import Logprobs, Step, StopReason, Tally
 from edgespec.decoding.sampling import Coins
-from edgespec.decoding.session import Features, Forward, ForwardResult, ModelSession, Rows
-from edgespec.decoding.tree import NO_NODES, Lowered, lower
+from edgespec.decoding.session import Features, Forward, ForwardResult, ModelSession, Rows, TargetFeatures
+from edgespec.decoding.tree import NO_NODES, Drafter, DraftOutcome, Lowered, Position, lower
 from edgespec.errors import EdgespecError, LogitsOf
 from edgespec.platform.metering import Phase
 
@@ -187,6 +185,8 @@ class Loop(ABC):
     A text may be as long as the context, so that nothing of a step copies it.
     """
 
+    drafter: Drafter | None = None
+    """What proposes tokens to the target; None: nothing does."""
     n_known = 0
     """Tokens at the start of the prompt that the target's cache held already."""
 
@@ -217,7 +217,7 @@ class Loop(ABC):
         """Return the next pass that it needs, until `take` the same one; None: nothing more is written."""
 
     @abstractmethod
-    def take(self, result: ForwardResult) -> Emitted | Step | None:
+    def take(self, result: ForwardResult) -> Step | None:
         """Process the result of the pass; return the tokens written, None if it only read."""
 
     @abstractmethod
@@ -229,19 +229,19 @@ class Loop(ABC):
     def n_read(self) -> int:
         """Tokens that the target read in its prefills."""
 
-    @abstractmethod
     def sources(self) -> dict[str, tuple[int, int]]:
         """Return the tokens drafted and accepted of each source of drafts."""
+        return self.drafter.sources() if self.drafter else {}
 
-    @abstractmethod
     def plain_rate(self) -> float | None:
         """Return the tokens a second that plain decoding is expected to make now; None: not known."""
+        return self.drafter.plain_rate() if self.drafter else None
 
     @abstractmethod
     def note(self) -> str:
         """Return a sentence about what was drafted or left to the small model, and why; "" if nothing was."""
 
-    def events(self) -> Iterator[Emitted | Step]:
+    def events(self) -> Iterator[Step]:
         """Run by itself, to the end or until it is closed."""
         with closing(self):
             while part := self.ask():
@@ -355,14 +355,6 @@ class Generation(Loop):
         """Tokens of the prompt that the target reads in its prefill."""
         return self.n_prompt - self.n_known
 
-    def sources(self) -> dict[str, tuple[int, int]]:
-        """Return the tokens drafted and accepted of each source of drafts."""
-        return self.drafter.sources() if self.drafter else {}
-
-    def plain_rate(self) -> float | None:
-        """Return the tokens a second that plain decoding is expected to make now; None: not known."""
-        return self.drafter.plain_rate() if self.drafter else None
-
     def note(self) -> str:
         """Return a sentence about what was drafted, or why nothing was; "" if nothing was to be drafted."""
         if self.drafter is None:
@@ -386,7 +378,7 @@ class Generation(Loop):
         if self.is_writing or not self._task.options.prompt_logprobs:
             return len(self.tokens), 1
         n_scored = self.n_known + len(self.prompt_logprobs)
-        stop = min(n_scored + min(_SCORED, self.session.most_drafted + 1), self.n_prompt)
+        stop = min(n_scored + min(_SCORED, self.session.cache.most_drafted + 1), self.n_prompt)
         return stop, stop - n_scored
 
     @property
@@ -443,7 +435,7 @@ class Generation(Loop):
         if most is not None and most < n + tree.n_nodes:
             n = min(most, n - n_logits)
         if wants_states:  # the library may then compute the logits of all tokens, and has room for few
-            n = min(n, session.n_features_max)
+            n = min(n, session.cache.n_features_max)
         elif has_states and not self.is_writing:
             n = min(n, self._states_from - n_past)
         tokens = array("i", self.tokens[n_past : n_past + n])
@@ -471,7 +463,7 @@ class Generation(Loop):
             self._begin_drafter(self.drafter)
         self.mark("rest")
         self._step_began = time.perf_counter()
-        room = min(self._room, self.session.most_drafted)  # to be emitted, held, and taken back
+        room = min(self._room, self.session.cache.most_drafted)  # to be emitted, held, and taken back
         self._drafting = self.tokens, room, self._position
         return self._drafting
 
@@ -501,7 +493,7 @@ class Generation(Loop):
 
     # ---- what the pass gave ----
 
-    def take(self, result: ForwardResult) -> Emitted | Step | None:
+    def take(self, result: ForwardResult) -> Step | None:
         """Process the result of the pass; return the tokens written, None if it only read."""
         part, self._part = self._part, None
         assert part, "ask comes first"  # noqa: S101
@@ -520,17 +512,17 @@ class Generation(Loop):
         following = self.tokens[start + 1 : start + 1 + len(rows)]
         self.prompt_logprobs += self._logprobs(rows[: len(following)], following, n=0)
 
-    def _end_prompt(self, rows: Rows) -> Emitted | None:
+    def _end_prompt(self, rows: Rows) -> Step | None:
         """Sample the first token: what verification of no nodes gives."""
-        emitted = None
+        first = None
         self._emit(())
         if not self.is_complete:  # else no token is asked for
             _, token, _ = self._verifier.verify(NO_NODES, rows)
-            emitted = Emitted((token,), ("target",), self._logprobs(rows, [token]))
+            first = Step((token,), logprobs=self._logprobs(rows, [token]))
             self._emit([token])
         self.mark("prefill")
         self.tally.prefill_s += time.perf_counter() - (self._began or 0.0)
-        return emitted
+        return first
 
     def _end_step(self, tree: Lowered, part: Forward, result: ForwardResult) -> Step:
         """Verify, emit, learn: docs/how-it-works.md walks through a step."""

@@ -4,8 +4,7 @@
     balance  estimates of one place that contradict each other
     fold     constant folding: tokens that a grammar leaves no choice about
     order    the layout: depth first, siblings in the order in which they are to be tested
-    prune    dead code: what is not worth its price
-    cut      scheduling: as many nodes, the likeliest first, as pay in the target's pass
+    cut      scheduling and dead code: as many nodes, the likeliest first, as pay in the target's pass
 
 A pass that has nothing to do returns the very tuple it was given.
 
@@ -142,20 +141,6 @@ def fold(tree: Tree, forced: Forced, room: int) -> Tree:
             token = forced(grown)
     folded = _keep(tuple(nodes), [*kept[:-1], *[True] * (len(nodes) - len(tree))])
     return tree if folded == tree else folded
-
-
-def prune(tree: Tree, price: float) -> Tree:
-    """Return `tree` without the point masses that are not worth `price`, in tokens, each.
-
-    A node is worth its path. Paths fall from parent to child, so that what is not worth it has nothing below
-    it that is.
-    """
-    reach = _reach(tree)
-    kept = _pinned(tree)
-    for i in range(len(tree)):
-        if reach[i] >= price:
-            kept[i] = True
-    return _keep(tree, kept)
 
 
 def cut(tree: Tree, cost: Sequence[float], rate: float, room: int, again: float = 0.0) -> Tree:

@@ -60,36 +60,27 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Emitted:
-    """Tokens that were emitted without a draft: the target's after the prompt, or a small model's."""
-
-    tokens: tuple[int, ...]
-    origins: tuple[Origin, ...]
-    """The origin of each of `tokens`."""
-    logprobs: tuple[Logprobs, ...] = ()
-    """An entry for each of `tokens`, where asked for."""
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
-    """One pass of the target after the prompt's: a tree of n_drafted tokens, n_accepted + 1 emitted."""
+    """What a pass has emitted: after a tree of n_drafted tokens n_accepted + 1, else a token."""
 
     tokens: tuple[int, ...]
-    n_drafted: int
-    n_accepted: int
-    depth: int
+    n_drafted: int = 0
+    n_accepted: int = 0
+    depth: int = 0
     """Positions drafted: the tree's depth, or n_accepted where the accepted path ended with the draft."""
-    draft_s: float
-    verify_s: float
-    rest_s: float
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    rest_s: float = 0.0
     logprobs: tuple[Logprobs, ...] = ()
     """An entry for each of `tokens`, where asked for."""
+    alone: bool = False
+    """Whether a cascade's small model wrote them."""
 
     @property
     def origins(self) -> tuple[Origin, ...]:
         """The origin of each of `tokens`."""
         if self.n_drafted == 0:
-            return ("target",)
+            return ("alone" if self.alone else "target",)
         last: Origin = "bonus" if self.n_accepted == self.depth else "resampled"
         accepted: list[Origin] = ["accepted"] * self.n_accepted
         return (*accepted, last)[: len(self.tokens)]
@@ -229,17 +220,6 @@ def summarise(
         rest_s=tally.rest_s,
         peak_rss_bytes=peak_rss_bytes,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """The provenance of a text: what it was made with. The fields are those of Result."""
-
-    target: str
-    draft: str | None
-    kernels: str
-    seed: int | None
-    mode: Mode
 
 
 @dataclass(frozen=True)

@@ -136,12 +136,31 @@ class SessionModel(Protocol):
     def is_eog(self, token: int) -> bool:
         """Whether `token` ends a text."""
 
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Return the bytes of `token`; with `special` also a control token's name."""
+
     def sequence_breakers(self, texts: tuple[str, ...], /) -> array[int]:
         """Return the tokens that hold one of `texts`, or begin it, as `_core.Sampler` takes them (DRY)."""
 
 
 class SessionCache(Protocol):
     """The cache in which a session has its sequence, alone or with others."""
+
+    @property
+    def n_logits_max(self) -> int:
+        """Most rows of logits of a pass."""
+
+    @property
+    def n_features_max(self) -> int:
+        """Most tokens of a pass that leaves hidden states."""
+
+    @property
+    def most_drafted(self) -> int:
+        """Most tokens of a pass that may be taken back after it."""
+
+    @property
+    def all_logits(self) -> bool:
+        """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
 
     def forward(self, parts: Sequence[SequenceTokens]) -> Sequence[ForwardResult]:
         """Append the tokens of each part to its sequence; return a result for each."""
@@ -169,22 +188,6 @@ class ModelSession(Protocol):
     @property
     def n_past(self) -> int:
         """Tokens in the sequence."""
-
-    @property
-    def n_logits_max(self) -> int:
-        """Most rows of logits of a pass."""
-
-    @property
-    def n_features_max(self) -> int:
-        """Most tokens of a pass that leaves hidden states."""
-
-    @property
-    def most_drafted(self) -> int:
-        """Most tokens of a pass that may be taken back after it."""
-
-    @property
-    def all_logits(self) -> bool:
-        """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
 
     def rewind(self, n_keep: int, /) -> int:
         """Cut the sequence back to its first `n_keep` tokens; return how many are left, maybe fewer."""
@@ -216,7 +219,7 @@ class Forward(SequenceTokens):
     @property
     def n_outputs(self) -> int:
         """Tokens whose logits the library computes."""
-        return len(self.tokens) if self.with_features and self.session.all_logits else self.n_logits
+        return len(self.tokens) if self.with_features and self.session.cache.all_logits else self.n_logits
 
     def run(self) -> ForwardResult:
         """Make the pass with nothing else in it, and return its result."""
@@ -300,3 +303,58 @@ def n_common(first: Sequence[object], second: Sequence[object]) -> int:
         if n_alike < _PIECE:
             break
     return n
+
+
+# ---- the target's hidden states along one sequence, from which a draft head continues ----
+
+KEPT = 512
+"""Most recent hidden states that are kept: a head was trained on texts hardly longer, and what it has not
+read of a longer one is left out. 4 MB for a target of 1,536 elements."""
+_ROOM = 128  # for more, so that they are moved rarely
+
+
+class TargetFeatures:
+    """The hidden states after the last norm at sequence indices `first` .. `end` - 1, without gaps."""
+
+    def __init__(self, n_embd: int) -> None:
+        """Keep rows of `n_embd` elements."""
+        self.n_prompt: Callable[[], int] = int
+        """Returns at how many tokens of a prompt's end states are wanted, asked as it is read; else 0."""
+        self._rows = np.empty((KEPT + _ROOM, n_embd), np.float32)
+        self.first = 0
+        self._tokens: list[int] = []
+
+    @property
+    def end(self) -> int:
+        """The index after the last one that is known."""
+        return self.first + len(self._tokens)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start on the sequence `tokens`; keep what is known of one that begins like it."""
+        del self._tokens[n_common(self._tokens, tokens[self.first :]) :]
+
+    def put(self, at: int, tokens: Sequence[int], features: Features) -> None:
+        """Set those of `tokens`, at most KEPT, which stand from index `at` on; forget what was known after.
+
+        Where a gap lies between, what was known before is forgotten too.
+        """
+        if not self.first <= at <= self.end:
+            self._tokens.clear()
+        if not self._tokens:
+            self.first = at
+        del self._tokens[at - self.first :]
+        if len(self._tokens) + len(tokens) > len(self._rows):  # rarely, since the others are moved
+            n_first = len(self._tokens) + len(tokens) - KEPT
+            del self._tokens[:n_first]
+            self._rows[: len(self._tokens)] = self._rows[n_first : n_first + len(self._tokens)].copy()
+            self.first += n_first
+        n = len(self._tokens)
+        self._rows[n : n + len(tokens)] = features
+        self._tokens += tokens
+
+    def rows(self, start: int, stop: int) -> Features:
+        """Return the states at indices `start` .. `stop` - 1, all known, shape (stop - start, n_embd).
+
+        A view, valid until the next `put`.
+        """
+        return self._rows[start - self.first : stop - self.first]

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from edgespec.decoding.constraint import Constraint, Matcher, Words
 from edgespec.decoding.option_table import MAX_GAMMA
+from edgespec.decoding.session import SessionModel
 
 _LONGEST_CHARACTER = 4  # bytes
 
@@ -39,20 +40,6 @@ class ThoughtLimit:
     """Whether the prompt ends within a thought."""
 
 
-class ThoughtModel(Protocol):
-    """A model that may think before it answers, as ThoughtMatcher knows it."""
-
-    @property
-    def n_vocab(self) -> int:
-        """Tokens of its vocabulary."""
-
-    def is_eog(self, token: int) -> bool:
-        """Whether `token` ends a text."""
-
-    def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes of `token`; with `special` also a control token's name."""
-
-
 class _State(NamedTuple):
     place: Literal["start", "thought", "end", "answer"]
     n: int = 0
@@ -67,7 +54,7 @@ _ANSWER = _State("answer")
 class ThoughtMatcher:
     """A position in an answer whose thought is limited; a Matcher."""
 
-    def __init__(self, limit: ThoughtLimit, model: ThoughtModel, inner: Matcher | None) -> None:
+    def __init__(self, limit: ThoughtLimit, model: SessionModel, inner: Matcher | None) -> None:
         """Begin before the answer; `inner` allows its tokens, thought included. None: it allows all."""
         self._limit, self._model, self._inner = limit, model, inner
         self._states = [self._counted(0, b"") if limit.begun else _State("start")]
@@ -145,7 +132,7 @@ class ThoughtConstraint(Constraint):
     def __init__(
         self,
         limit: ThoughtLimit,
-        model: ThoughtModel,
+        model: SessionModel,
         start: Callable[[], Matcher] | None = None,
         *,
         banned: Sequence[int] = (),

@@ -25,8 +25,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless
-from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.session import Features, Forward, ForwardResult, Inputs, ModelSession, n_common
+from edgespec.decoding.session import (
+    Features,
+    Forward,
+    ForwardResult,
+    Inputs,
+    ModelSession,
+    TargetFeatures,
+    n_common,
+)
 from edgespec.drafting.draft_model import DraftModel, WindowedModel
 from edgespec.drafting.foreign.translated_model import ROOM_PER_TOKEN, TranslatedModel
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
@@ -35,7 +42,6 @@ from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.pace import Policy
 from edgespec.drafting.profile import N_MAX, CostCurve, block_curve
 from edgespec.errors import EdgespecError, MessageFn, UsageError, describe_os_error
-from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.block_rows import PlainRows, rows_maker
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
 from edgespec.llama.head_file import (
@@ -55,7 +61,7 @@ from edgespec.llama.lent_cache import LentCache, LentSession
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.llama.rpc import RemoteLayers
 from edgespec.llama.sequence_pool import SequencePool
-from edgespec.llama.session import Session
+from edgespec.llama.session import EmbeddingsFn, Session
 from edgespec.llama.weights import Model
 from edgespec.models.draft_records import paired_draft
 from edgespec.models.resolve import ModelRef, named_as, resolve

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.session import Forward, ForwardResult, ModelSession, Rows, n_common
+from edgespec.decoding.session import Forward, ForwardResult, ModelSession, Rows, TargetFeatures, n_common
 from edgespec.errors import LogitsOf
 
 

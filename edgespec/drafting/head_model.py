@@ -22,8 +22,7 @@ from functools import partial
 
 import numpy as np
 
-from edgespec.decoding.features import KEPT, TargetFeatures
-from edgespec.decoding.session import Features, Forward, ForwardResult, Inputs, n_common
+from edgespec.decoding.session import KEPT, Features, Forward, ForwardResult, Inputs, TargetFeatures, n_common
 from edgespec.drafting.draft_model import WindowedModel
 from edgespec.drafting.pace import ANSWER_TOKENS, Pace
 from edgespec.drafting.profile import Clocks
@@ -163,7 +162,7 @@ class HeadModel(WindowedModel):
         started = time.perf_counter()
         start = self._find_start()
         pending = [*tokens[start:], *guesses]
-        if (n_first := len(pending) - self._session.n_features_max) > 0:
+        if (n_first := len(pending) - self._session.cache.n_features_max) > 0:
             inputs = self._inputs(start, pending[:n_first])
             Forward(self._session, pending[:n_first], 0, inputs=inputs).run()
             start, pending = start + n_first, pending[n_first:]

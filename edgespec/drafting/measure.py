@@ -20,9 +20,8 @@ from time import perf_counter
 from edgespec._core import Interrupt
 from edgespec.drafting.profile import CONTEXTS, N_MAX, CostCurve, interpolated
 from edgespec.errors import EdgespecError
-from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.lent_cache import LentCache, LentSession
-from edgespec.llama.session import Session
+from edgespec.llama.session import EmbeddingsFn, Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import draft_rollback, fits_in_memory, target_rollback
 from edgespec.platform.machine import MOST_OTHER_LOAD, OtherLoad

@@ -43,11 +43,10 @@ from typing import Any, Protocol, TypeVar, cast, get_args
 import numpy as np
 
 from edgespec.decoding.choices import DrafterName, NamedDrafter
-from edgespec.decoding.drafter import DraftOutcome, Position
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.passes import order
 from edgespec.decoding.session import TokenView
-from edgespec.decoding.tree import Tree, TreeNode
+from edgespec.decoding.tree import DraftOutcome, Position, Tree, TreeNode
 from edgespec.drafting.acceptance import AcceptanceTable
 from edgespec.drafting.pace import ANSWER_TOKENS, Pace
 from edgespec.drafting.profile import N_MAX, PassCosts

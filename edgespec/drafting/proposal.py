@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edgespec.decoding.drafter import DraftOutcome
-from edgespec.decoding.tree import Source, Tree, TreeNode
+from edgespec.decoding.tree import DraftOutcome, Source, Tree, TreeNode
 from edgespec.drafting.acceptance import AcceptanceTables
 
 

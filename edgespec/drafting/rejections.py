@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec._core import Sampler
-from edgespec.decoding.drafter import DraftOutcome
+from edgespec.decoding.tree import DraftOutcome
 from edgespec.drafting.history import History
 from edgespec.drafting.proposal import Proposal
 from edgespec.errors import MessageFn, silent

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgespec import _core
-from edgespec.decoding.drafter import Tokens
+from edgespec.decoding.tree import Tokens
 from edgespec.drafting.history import MAX_TOKENS, History
 from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.errors import EdgespecError

@@ -26,8 +26,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from edgespec.decoding.constraint import Constraint
-from edgespec.decoding.drafter import DraftOutcome, Position
-from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
+from edgespec.decoding.passes import balance, cut, fold, merge, order
 from edgespec.decoding.session import (
     Forward,
     ForwardResult,
@@ -36,7 +35,7 @@ from edgespec.decoding.session import (
     forward_together,
     is_one_pass,
 )
-from edgespec.decoding.tree import Source, Tree, TreeNode
+from edgespec.decoding.tree import DraftOutcome, Position, Source, Tree, TreeNode
 from edgespec.drafting.acceptance import AcceptanceTables, bucket_of
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import MAX_UNREAD, ModelAction, Pace, SuffixAction
@@ -580,8 +579,6 @@ class TreeDrafter:
             stages.append(("fold", tree))
         tree = order(tree)
         stages.append(("order", tree))
-        tree = prune(tree, pace.least_price)
-        stages.append(("prune", tree))
         tree = cut(tree, pace.verify_costs, pace.rate, proposal.room, pace.least_price)
         stages.append(("cut", tree))
         proposal.stages, proposal.tree = stages, tree
@@ -701,7 +698,7 @@ def _groups(
     for drafter, forward in passes:
         n_tokens += len(forward.tokens)
         n_rows += forward.n_outputs
-        if not groups or n_tokens > n_batch or n_rows > forward.session.n_logits_max:
+        if not groups or n_tokens > n_batch or n_rows > forward.session.cache.n_logits_max:
             groups.append([])
             n_tokens, n_rows = len(forward.tokens), forward.n_outputs
         groups[-1].append((drafter, forward))

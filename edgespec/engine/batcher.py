@@ -24,11 +24,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from edgespec.decoding.generate import Generation
-from edgespec.decoding.records import Emitted, Step
 from edgespec.decoding.session import Forward, ForwardResult, forward_together, is_one_pass
 from edgespec.drafting.pace import BatchPace, Pace, Writer
 from edgespec.drafting.profile import N_MAX, Clocks
 from edgespec.drafting.tree_drafter import TreeDrafter, draft_together
+from edgespec.engine.stream import Stream
 from edgespec.llama.sequence_pool import SequencePool
 
 Made = TypeVar("Made")
@@ -45,12 +45,10 @@ PREFILL_CHUNK = 64
 
 @dataclass(eq=False, slots=True)
 class BatchedRequest:
-    """A generation under way, and the functions that take what it writes."""
+    """A generation under way, and the stream that takes what it writes."""
 
     generation: Generation
-    on_made: Callable[[Emitted | Step], None]
-    on_end: Callable[[BaseException | None], None]
-    """Called when it ends by itself, or with what ended it."""
+    stream: Stream
     pace: Pace | None = None
     """What decides how much is drafted; None for a request that is decoded plainly."""
     is_preempted: bool = False
@@ -149,7 +147,7 @@ class Batcher:
 
     def _end(self, request: BatchedRequest, error: BaseException | None) -> None:
         self.close(request)
-        request.on_end(error)
+        request.stream.end(error)
 
     # ---- drafting ----
 
@@ -217,7 +215,7 @@ class Batcher:
         """Give a request the result of the pass."""
         try:
             if made := request.generation.take(result):
-                request.on_made(made)
+                request.stream.take(made)
         except BaseException as error:
             self._end(request, error)
             if not isinstance(error, Exception):

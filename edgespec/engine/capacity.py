@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.drafting.profile import CONTEXTS, PassCosts, ProfileKey, guessed_curve, load
+from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError
 from edgespec.llama.cache_types import SAFE_TYPES, possible_types, with_cache_type
 from edgespec.llama.choices import CacheChoice
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kv_cache import KVCacheSize
-from edgespec.llama.rollback import RollbackSize
-from edgespec.llama.states import MOST_COPIES
+from edgespec.llama.rollback import MOST_COPIES, RollbackSize
 from edgespec.models.footprint import (
     CTX_STEP,
     cell_bytes,
@@ -69,23 +69,11 @@ class Capacity:
         return f"{texts} at once, {cells}, {most}{self.n_bytes / 1e6:,.0f} MB"
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityRequest:
-    """The capacity that a user asks for; None: what suits the machine."""
-
-    parallel: int | None = None
-    n_ctx: int | None = None
-    """Most tokens of one request."""
-    n_cells: int | None = None
-    kept_bytes: int = 0
-    """Bytes for the prefix cache."""
-
-
 def choose_capacity(
     costs: Sequence[float],
     target: GGUFHeader,
     draft: GGUFHeader | None,
-    demand: CapacityRequest,
+    demand: EngineOptions,
     available: int | None,
 ) -> Capacity:
     """Return the capacity of a pair.
@@ -94,14 +82,14 @@ def choose_capacity(
     is loaded; None: unknown, so no limit. The caches take at most a quarter of what the weights leave, unless
     more is demanded.
     """
-    longest = demand.n_ctx or target.n_ctx_train
+    longest, kept_bytes = demand.n_ctx or target.n_ctx_train, demand.prefix_cache or 0
     one = cell_bytes(target)
     # States of one of several requests, and of a cached prefix.
     states = states_bytes(target, target_rollback(target, parallel=2)) + target.state_bytes
     draft_cells = min(DRAFT_CELLS, draft.n_ctx_train) if draft else 0
     draft_bytes = cell_bytes(draft) * draft_cells if draft else 0  # of one text
     draft_bytes += states_bytes(draft, draft_rollback()) if draft else 0
-    kept_draft = kept_cells(draft, DRAFT_SHARE * demand.kept_bytes) * cell_bytes(draft) if draft else 0
+    kept_draft = kept_cells(draft, DRAFT_SHARE * kept_bytes) * cell_bytes(draft) if draft else 0
     weights = weight_bytes(target)
     weights += weight_bytes(draft) if draft and draft.path != target.path else 0  # a head in the same file
     budget = None if available is None else int(CACHE_SHARE * max(0, available - weights))
@@ -111,8 +99,8 @@ def choose_capacity(
     if parallel == 1:
         states = states_bytes(target, target_rollback(target))
     if parallel == 1 and demand.n_cells is None:
-        return Capacity(1, None, longest * one + states + 2 * draft_bytes + demand.kept_bytes)
-    cells = max(longest, parallel * USUAL_CELLS) + kept_cells(target, (1.0 - DRAFT_SHARE) * demand.kept_bytes)
+        return Capacity(1, None, longest * one + states + 2 * draft_bytes + kept_bytes)
+    cells = max(longest, parallel * USUAL_CELLS) + kept_cells(target, (1.0 - DRAFT_SHARE) * kept_bytes)
     if budget is not None:
         cells = min(cells, (budget - parallel * (draft_bytes + states) - kept_draft) // one)
     least = max(demand.n_ctx or 0, parallel * USUAL_CELLS)
@@ -222,7 +210,7 @@ def texts_that_pay(costs: Sequence[float]) -> int:
 def expected_capacity(
     target: GGUFHeader,
     draft: GGUFHeader | None,
-    demand: CapacityRequest,
+    demand: EngineOptions,
     *,
     kernels: str,
     n_threads: int,

@@ -30,11 +30,11 @@ import msgspec
 import numpy as np
 
 from edgespec.decoding.choices import Signal
-from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.generate import Generation, Loop, Task
 from edgespec.decoding.options import Span, Waking
-from edgespec.decoding.records import Emitted, Step
+from edgespec.decoding.records import Step
 from edgespec.decoding.session import Forward, ForwardResult, Rows, TokenView
+from edgespec.decoding.tree import Drafter
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.errors import MessageFn, UsageError, describe_os_error, silent
 from edgespec.llama.gguf_header import GGUFHeader
@@ -267,7 +267,7 @@ class Cascade(Loop):
         self.n_woken = 0
         """Times that the target was woken."""
         self._n_read = 0
-        self._target, self._small, self._drafter = target, small, drafter
+        self._target, self._small, self.drafter = target, small, drafter
         self._span: Generation | None = None
         """The target's generation under way; None: the small model writes."""
         self._waking = waking
@@ -314,7 +314,7 @@ class Cascade(Loop):
             self._part = asked
             return asked
 
-    def take(self, result: ForwardResult) -> Emitted | Step | None:
+    def take(self, result: ForwardResult) -> Step | None:
         """Process the result of the pass; None if the small model was unsure: the target is woken."""
         with self._small.blamed:
             if not self._span:
@@ -346,7 +346,7 @@ class Cascade(Loop):
     def _small_can_hold(self) -> bool:
         return len(self.tokens) + self._reserve <= self._small.n_ctx
 
-    def _write_alone(self, result: ForwardResult) -> Emitted | None:
+    def _write_alone(self, result: ForwardResult) -> Step | None:
         """Emit a token of the small model, which the target has not seen, or wake the target."""
         assert self._part, "ask comes first"  # noqa: S101
         row = self._part.finish(result).rows[0]
@@ -357,7 +357,7 @@ class Cascade(Loop):
             (coin,) = self._task.coins.take(1)
             token = self._sampler.sample(row, self._recent(), coin, -1)
             self._emit([token])
-            made = Emitted((token,), ("alone",))
+            made = Step((token,), alone=True)
         self.mark("draft")
         self.tally.draft_s += time.perf_counter() - self._began
         return made
@@ -371,7 +371,7 @@ class Cascade(Loop):
         options = replace(self._task.options, n_predict=n, cascade=None, n_logprobs=None)
         span = self._span = Generation(
             self._target,
-            self._drafter,
+            self.drafter,
             self.tokens,
             Task(options=options, rule="match", coins=self._task.coins),
             n_ctx=self.n_ctx,
@@ -380,10 +380,6 @@ class Cascade(Loop):
         self.n_woken += 1
         self._n_read += span.n_read
         span.mark, span.tally, self.tokens = self.mark, self.tally, span.tokens
-
-    def sources(self) -> dict[str, tuple[int, int]]:
-        """Return the tokens drafted and accepted of each source of drafts."""
-        return self._drafter.sources() if self._drafter else {}
 
     def plain_rate(self) -> None:
         """Return None: the target's own speed is not known where the small model writes."""

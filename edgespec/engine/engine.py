@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import Unpack
+from dataclasses import dataclass
+from functools import partial, update_wrapper
+from typing import Concatenate, ParamSpec, Self, Unpack
 
-from edgespec.decoding.choices import DrafterChoice, NamedDrafter, Objective
+from edgespec.decoding.choices import DrafterChoice, NamedDrafter
 from edgespec.decoding.generate import Generation, Loop
 from edgespec.decoding.options import OptionKeywords, Options, token_ids
-from edgespec.decoding.records import Provenance, Result
+from edgespec.decoding.records import Result
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.head_model import states_worth
 from edgespec.drafting.pace import Learned, Pace
-from edgespec.drafting.plugin import PluginDrafter, SourcePace, UserDrafter, find_drafter, record_of
+from edgespec.drafting.plugin import PluginDrafter, SourcePace, find_drafter, record_of
 from edgespec.drafting.profile import CONTEXTS
 from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.rejections import PlacesOfText, RejectedPlaces, RejectedText
@@ -26,18 +25,16 @@ from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.engine.batcher import BatchedRequest, Batcher, StepSummary
 from edgespec.engine.capacity import Capacity
 from edgespec.engine.cascade import Cascade
-from edgespec.engine.model_choice import ChosenModels
-from edgespec.engine.pair import Pair, PairOptions, Plan, make_plan
+from edgespec.engine.options import EngineOptions
+from edgespec.engine.pair import Pair, Plan, make_plan
 from edgespec.engine.stream import Stream
-from edgespec.errors import EdgespecError, MessageFn, UsageError, check_choice, check_text
-from edgespec.llama.batch import EmbeddingsFn
+from edgespec.errors import EdgespecError, UsageError, check_text
 from edgespec.llama.chat_template import Thinking
-from edgespec.llama.choices import CacheChoice, KernelsChoice, StateRoom
-from edgespec.llama.session import Session
+from edgespec.llama.session import EmbeddingsFn
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 from edgespec.platform.metering import Meter
-from edgespec.platform.processes import Cancellation, HomeLock
+from edgespec.platform.processes import HomeLock
 
 # ---- the requests that an engine runs: their sessions and drafters, and what is kept when they end ----
 
@@ -48,44 +45,30 @@ _SOON = 256  # tokens that a request is expected to need soon
 
 @dataclass(eq=False, slots=True)
 class RunningRequest:
-    """A request under way, and the sessions and drafter that it has."""
+    """A request under way."""
 
-    prompt: str | Sequence[int]
-    plan: Plan
-    loop: Generation | Cascade = field(init=False)
-    session: Session | None = None
-    draft: DraftModel | None = None
-    drafter: TreeDrafter | None = None
-    pace: Pace | None = None
-    rejected: PlacesOfText | None = None
-    """Where drafts of it were rejected, if that is kept."""
+    loop: Generation | Cascade
+    held: ExitStack
+    """Gives back its sequence, its draft model and what its pace has learnt."""
     batched: BatchedRequest | None = None
     """Its entry in the batcher, where it shares passes."""
     n_steps: int = 0
     shares: float = 0.0
     """The request's share of those steps: the sum of 1 / requests running."""
 
-    @property
-    def n_soon(self) -> int:
-        """Tokens that it is expected to need in addition to those it has."""
-        n_left = self.loop.n_left
-        return _SOON if n_left is None else min(_SOON, n_left)
-
 
 class RequestRunner:
     """Runs the requests under way, and tells their streams."""
 
-    def __init__(
-        self, pair: Pair, knowledge: Learned, earlier_texts: EarlierTexts, on_message: MessageFn
-    ) -> None:
+    def __init__(self, pair: Pair, knowledge: Learned, earlier_texts: EarlierTexts, lock: HomeLock) -> None:
         """Run with `pair`, learn into `knowledge`, draft from `earlier_texts` and add to them.
 
-        `on_message` takes lines that the user should know.
+        `lock`: the engine's, held while a request goes on.
         """
         self._pair = pair
         self._knowledge = knowledge
         self._earlier_texts = earlier_texts
-        self._on_message = on_message
+        self._lock, self._on_message = lock, pair.options.on_message
         self._running: dict[Stream, RunningRequest] = {}
         self._unkept: list[tuple[list[int], RejectedText | None]] = []
         self.batcher: Batcher | None = None
@@ -104,17 +87,19 @@ class RequestRunner:
 
     def has_room(self, prompt: Sequence[int] | int, n_predict: int | None) -> bool:
         """Whether a request of these tokens (or that many), and `n_predict` to come, can begin now."""
-        running = [one for stream, one in self._running.items() if not stream.finished]
-        if len(running) >= self._pair.parallel:
+        batched = [one.batched for stream, one in self._running.items() if not stream.finished]
+        if len(batched) >= self._pair.parallel:
             return False
-        if not running or self.batcher is None:
+        if not batched or self.batcher is None:
             return True
-        if any(one.batched is None or one.batched.is_preempted for one in running):
-            return False
         sequences = self.batcher.sequences
         to_come = min(_SOON, n_predict or _SOON)
-        for one in running:  # prompts not yet prefilled included
-            to_come += len(one.loop.tokens) - (one.session.n_past if one.session else 0) + one.n_soon
+        for one in batched:
+            if one is None or one.is_preempted:
+                return False
+            loop = one.generation  # of which the prompt may not be prefilled yet
+            n_soon = _SOON if loop.n_left is None else min(_SOON, loop.n_left)
+            to_come += len(loop.tokens) - loop.session.n_past + n_soon
         free = sequences.cache.n_ctx - sequences.n_used - to_come
         if isinstance(prompt, int):
             return prompt <= free
@@ -122,42 +107,46 @@ class RequestRunner:
 
     def begin(
         self,
-        prompt: str | Sequence[int],
         tokens: list[int],
         plan: Plan,
         on_step: Callable[[DraftStep], None] | None,
-    ) -> RunningRequest:
-        """Prepare a request over sessions that are large enough for it; `tokens` are those of its prompt.
+        *,
+        called: float,
+        meter: Meter | None,
+    ) -> Stream:
+        """Begin a request over sessions that are large enough for it; `tokens` are those of its prompt.
 
-        Raises UsageError if too many are under way, EdgespecError if it does not fit.
+        `called`: when it was asked for. `meter`: counts its joules. Raises UsageError if too many are under
+        way, EdgespecError if it does not fit.
         """
         self._refuse_inside_step()
-        if self.n_running >= self._pair.parallel:
+        parallel = self._pair.parallel
+        if self.n_running >= parallel:
             problem = "as many texts are being written: end one, or allow more"
-            raise UsageError(problem, field="parallel", value=self._pair.parallel)
-        if plan.options.cascade and self._pair.parallel > 1:
+            raise UsageError(problem, field="parallel", value=parallel)
+        if plan.options.cascade and parallel > 1:
             raise UsageError("a cascade writes one text at a time: use an engine for one", field="cascade")
-        running = RunningRequest(prompt, plan)
-        try:
-            running.loop = self._loop(running, tokens, on_step)
-        except BaseException:
-            self._release(running)
-            raise
-        return running
-
-    def start(self, stream: Stream, running: RunningRequest) -> None:
-        """Let `stream` be told what its loop does."""
-        loop = running.loop
-        self._running[stream] = running
+        with ExitStack() as held:
+            loop, pace = self._loop(held, tokens, plan, on_step)
+            window = None
+            if meter:
+                began = time.perf_counter()
+                window = meter.begin()
+                if parallel == 1:
+                    loop.mark = window.mark
+                called += time.perf_counter() - began  # the meter's time is not the generation's
+            stream = Stream(loop, self._pair, plan, called=called, window=window)
+            running = self._running[stream] = RunningRequest(loop, held.pop_all())
         self._pair.idle.note(self.n_running)
-        stream.on_closed = self._ended
+        stream.lock, stream.on_closed = self._lock, self._ended
         stream.confirm = partial(self.end_damaged, wait=True)
-        if isinstance(loop, Generation) and running.session and self.batcher:
-            running.batched = BatchedRequest(loop, stream.take, stream.end, running.pace)
+        if isinstance(loop, Generation) and self.batcher:
+            running.batched = BatchedRequest(loop, stream, pace)
             self.batcher.add(running.batched)
             stream.advance = self.step
         else:
             stream.advance = partial(self._advance, stream, loop)
+        return stream
 
     def _advance(self, stream: Stream, loop: Loop) -> None:
         """Make the next pass of a loop that shares none."""
@@ -189,50 +178,53 @@ class RequestRunner:
                 running.shares += 1.0 / n_running
 
     def _loop(
-        self, running: RunningRequest, tokens: list[int], on_step: Callable[[DraftStep], None] | None
-    ) -> Generation | Cascade:
-        """Return the loop of a request, over sessions that are large enough for it."""
-        plan = running.plan
+        self,
+        held: ExitStack,
+        tokens: list[int],
+        plan: Plan,
+        on_step: Callable[[DraftStep], None] | None,
+    ) -> tuple[Generation | Cascade, Pace | None]:
+        """Return the loop of a request, over sessions that are large enough for it, and its pace.
+
+        What it has until it ends goes to `held`.
+        """
         n_predict = plan.options.n_predict
         n_ctx = self._pair.needed_ctx(len(tokens), n_predict)
         sequences = self._pair.sequences(n_ctx)
         if self.batcher is None or self.batcher.sequences is not sequences:
             self.batcher = Batcher(sequences, self._knowledge.clocks)
-        drafter: TreeDrafter | PluginDrafter | None = None
-        features = None
+        # A prompt's logits are not kept: where they are asked for, all of it is prefilled.
+        known = tokens[:1] if plan.options.prompt_logprobs or plan.options.cascade else tokens
+        target = sequences.begin(known)
+        held.callback(sequences.end, target)
+        n_known = target.n_past
+        pace = self._pace(held, plan, n_known) if plan.policy else None
         if plan.options.cascade:
             small = self._pair.small_model(n_ctx)
-            target = running.session = sequences.begin([0])
-            if plan.policy:
-                drafter = self._drafter(running, small, on_step)
-            return Cascade(target, small, tokens, plan, drafter=drafter, n_ctx=n_ctx)
-        # A prompt's logits are not kept: where they are asked for, all of it is prefilled.
-        known = tokens[:1] if plan.options.prompt_logprobs else tokens
-        target = running.session = sequences.begin(known)
-        n_known = target.n_past
+            drafter = self._drafter(plan, pace, small, on_step) if pace else None
+            return Cascade(target, small, tokens, plan, drafter=drafter, n_ctx=n_ctx), pace
+        if pace is None:
+            return Generation(target, None, tokens, plan, n_ctx=n_ctx, n_known=n_known), None
         if plan.plugin:
-            drafter = self._plugin_drafter(running, plan.plugin, tokens, on_step)
-        elif plan.policy:
-            if plan.uses_model:
-                running.draft = self._begin_draft(n_ctx, len(tokens), n_predict)
-                if running.draft:
-                    running.draft.join(target)
-                running.rejected = PlacesOfText() if self._earlier_texts.rejected else None
-            drafter = self._drafter(running, running.draft, on_step)
-            features = running.draft.features if running.draft else None
-            if features and running.drafter:
-                # Asked when it is read: others may have begun by then, which are to share its passes.
-                n_unread = len(tokens) - n_known
-                features.n_prompt = partial(
-                    self._n_states, running.drafter.pace, target.model, n_unread, n_predict
-                )
-        if running.pace:
-            running.pace.n_known = n_known
-        return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
+            plugin = self._plugin_drafter(plan, pace, plan.plugin, tokens, on_step)
+            return Generation(target, plugin, tokens, plan, n_ctx=n_ctx, n_known=n_known), pace
+        draft = self._begin_draft(n_ctx, len(tokens), n_predict) if plan.uses_model else None
+        features = None
+        if draft:
+            held.callback(self._pair.end_draft, draft)
+            draft.join(target)
+            features = draft.features
+        if features:
+            # Asked when it is read: others may have begun by then, which are to share its passes.
+            features.n_prompt = partial(self._n_states, pace, target.model, len(tokens) - n_known, n_predict)
+        drafter = self._drafter(plan, pace, draft, on_step)
+        loop = Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
+        return loop, pace
 
     def _plugin_drafter(
         self,
-        running: RunningRequest,
+        plan: Plan,
+        pace: Pace,
         plugin: NamedDrafter,
         tokens: Sequence[int],
         on_step: Callable[[DraftStep], None] | None,
@@ -240,7 +232,7 @@ class RequestRunner:
         if on_step:
             problem = f"is told of the steps of edgespec's own drafters, and {plugin} is none"
             raise UsageError(problem, field="on_step")
-        target, plan = self._pair.target, running.plan
+        target = self._pair.target
         return PluginDrafter(
             plugin,
             tokens,
@@ -248,32 +240,30 @@ class RequestRunner:
             is_eog=plan.options.ends(target.is_eog),
             branches=not target.keeps_state,
             on_message=self._on_message,
-            pace=SourcePace(
-                record_of(self._knowledge.records, plugin), self._pace(running), self._knowledge.clocks.target
-            ),
+            pace=SourcePace(record_of(self._knowledge.records, plugin), pace, self._knowledge.clocks.target),
             tokenizer=target,
         )
 
-    def _pace(self, running: RunningRequest) -> Pace:
-        plan = running.plan
+    def _pace(self, held: ExitStack, plan: Plan, n_known: int) -> Pace:
         assert plan.policy  # noqa: S101 - for the type checker: a text without drafts has no pace
-        running.pace = self._knowledge.pace(
-            plan.policy, greedy=plan.options.params.greedy, gamma=plan.options.gamma
-        )
-        return running.pace
+        options = plan.options
+        pace = self._knowledge.pace(plan.policy, greedy=options.params.greedy, gamma=options.gamma)
+        held.callback(self._knowledge.ended, pace)
+        pace.n_known = n_known
+        return pace
 
     def _n_states(self, pace: Pace, target: Model, n_unread: int, n_predict: int | None) -> int:
         return states_worth(pace, target, n_unread, n_predict, n_requests=max(1, self.n_running))
 
     def _drafter(
         self,
-        running: RunningRequest,
+        plan: Plan,
+        pace: Pace,
         model: DraftModel | None,
         on_step: Callable[[DraftStep], None] | None,
     ) -> TreeDrafter:
-        plan = running.plan
-        running.drafter = TreeDrafter(
-            self._pace(running),
+        drafter = TreeDrafter(
+            pace,
             suffix=self._earlier_texts.ready(),
             model=model,
             is_eog=plan.options.ends(self._pair.target.is_eog),
@@ -281,9 +271,10 @@ class RequestRunner:
             on_step=on_step,
             constraint=plan.constraint,
         )
-        running.drafter.rejected = running.rejected
-        running.drafter.on_message = self._on_message
-        return running.drafter
+        if self._earlier_texts.rejected and plan.uses_model and plan.mode == "exact":
+            drafter.rejected = PlacesOfText()
+        drafter.on_message = self._on_message
+        return drafter
 
     def _begin_draft(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
         """Return a draft model for a text; None where there is none, or no room for its cache."""
@@ -343,151 +334,104 @@ class RequestRunner:
             running.loop.close()
         if running.n_steps:
             stream.energy_share = running.shares / running.n_steps
-        self._release(running)
-        result = stream.result
+        running.held.close()
         # Earlier turns of a conversation are kept already: keep the new part and a few tokens before it.
         start, tokens = max(0, running.loop.n_known - _LEADING), stream.tokens
-        rejected = None
-        if running.rejected and result.mode == "exact":
-            rejected = running.rejected.of(tokens, result.prompt_tokens, start)
+        rejected, drafter = None, running.loop.drafter
+        if isinstance(drafter, TreeDrafter) and drafter.rejected:
+            rejected = drafter.rejected.of(tokens, running.loop.n_prompt, start)
         self._unkept.append((tokens[start:], rejected))
-
-    def _release(self, running: RunningRequest) -> None:
-        if running.session and self.batcher:
-            self.batcher.sequences.end(running.session)
-        if running.draft:
-            self._pair.end_draft(running.draft)
-        if running.pace:
-            self._knowledge.ended(running.pace)
 
 
 # ---- engine ----
 
 
+Fields = ParamSpec("Fields")
+
+
+def _with_fields(
+    options: Callable[Fields, EngineOptions],
+) -> Callable[[Callable[[Engine, EngineOptions], None]], Callable[Concatenate[Engine, Fields], None]]:
+    """Let a constructor that takes options take their fields as arguments of its own."""
+
+    def decorate(
+        init: Callable[[Engine, EngineOptions], None],
+    ) -> Callable[Concatenate[Engine, Fields], None]:
+        def declared(self: Engine, /, *args: Fields.args, **keywords: Fields.kwargs) -> None:
+            init(self, options(*args, **keywords))
+
+        return update_wrapper(declared, EngineOptions.__init__)
+
+    return decorate
+
+
 class Engine(Closing):
     """Generates text with `target`, sped up by `draft`, distributed exactly as with `target` alone.
 
-    Models are paths, registry names or `hf:OWNER/REPO/FILE.gguf`, or both as `target`, chosen before
-    (model_choice.py). Models not given come from the registry's
-    pairs: the default pair, or the target's draft. A context manager; `close` frees everything. Threads take
-    turns: with `parallel` 1 a `generate` waits for another to end, with more they share passes.
+    Its arguments are the fields of `EngineOptions`: it loads the models, and pulls missing ones. A context
+    manager; `close` frees everything. Threads take turns: with `parallel` 1 a `generate` waits for another to
+    end, with more they share passes.
 
         with Engine(target="7b.gguf", draft="tiny.gguf") as engine:
             print(engine.generate("Write a quicksort").text)
-
-    Args of the constructor, which loads the models and pulls missing ones:
-        drafter: What may draft (decoding/choices.py); "suffix" and "none" load no draft model. Or one that
-            a user wrote (drafting/plugin.py): its class, MODULE:CLASS, FILE.py:CLASS, an entry point's name.
-        n_ctx: Context in tokens; None: as much as a generation needs.
-        n_threads: None: one per fast physical core, fewer under a CPU quota.
-        kernels: "auto" uses edgespec's own if possible, "off" llama.cpp's.
-        objective: What drafting should save: time or joules.
-        profile: Start with what is stored about this pair on this machine, and store what was learnt.
-        history: Draft from earlier prompts and answers on disk, and add those of this engine (docs/start.md).
-        learn: Keep the texts in which drafts of a head were rejected, for the training of a better one
-            (docs/drafts.md); None: with `history`.
-        meter: Measures the joules of each generation.
-        signals: Lets Ctrl-C, or another thread, end a running pass.
-        prefix_cache: None reads every prompt from its beginning; 0 reads only the part of a prompt that is
-            new after the last sequence; more keeps earlier sequences too, in at most that many bytes.
-        parallel: Most requests at once, whose passes are shared; None: as many as pay and fit in memory.
-        n_cells: Tokens that the KV cache holds, of all requests together; None: as many as one request needs,
-            or for several what capacity.py says.
-        cache_type: How the target's cache holds keys and values: "f16"; "q8_0", which takes half the memory
-            and changes the logits a little; "q4_0", a quarter, in which some models write nonsense; "auto",
-            the first of the first two in which `n_ctx` tokens of `parallel` requests, or `n_cells`, fit.
-        chat_template: In place of the target's own: the name of another in its file or of a form of
-            llama.cpp's ("chatml"), a file, or a program in Jinja.
-        rpc: HOST:PORT of each machine that holds layers of the target (docs/many-machines.md).
-        keep_packed: Keep the packed weights on the disk for quicker starts (docs/kernels.md).
-        states: The folder where the states of prompts are kept, so that later engines need not read them
-            again, and its limit (docs/start.md). Keeps at least the last sequence in memory, too.
-        on_message: Takes lines that the user should know.
 
     Raises UsageError or EdgespecError if a model is unavailable, cannot be used, or does not fit in memory.
     """
 
     _closed = False
 
-    def __init__(  # noqa: PLR0913 - the public names of PairOptions, and of what is kept between generations
-        self,
-        target: str | Path | ChosenModels | None = None,
-        draft: str | Path | None = None,
-        *,
-        drafter: DrafterChoice | str | Callable[[], UserDrafter] = "auto",
-        n_ctx: int | None = None,
-        n_threads: int | None = None,
-        kernels: KernelsChoice = "auto",
-        objective: Objective = "latency",
-        profile: bool = True,
-        history: bool = False,
-        learn: bool | None = None,
-        meter: Meter | None = None,
-        signals: Cancellation | None = None,
-        prefix_cache: int | None = None,
-        parallel: int | None = 1,
-        n_cells: int | None = None,
-        cache_type: CacheChoice = "f16",
-        chat_template: str | None = None,
-        rpc: tuple[str, ...] = (),
-        keep_packed: bool = False,
-        states: StateRoom | None = None,
-        on_message: Callable[[str], None] = lambda _line: None,
-    ) -> None:
-        """Load the models; missing ones are pulled. The class says what the arguments mean."""
-        chosen = _found_drafter(drafter, draft, objective, profile=profile)
-        drafts = chosen != "none"
-        options = PairOptions(
-            chosen,
-            n_ctx,
-            n_threads,
-            kernels=kernels,
-            cache_type=cache_type,
-            prefix_cache=0 if states and prefix_cache is None else prefix_cache,
-            signals=signals,
-            parallel=parallel,
-            n_cells=n_cells,
-            chat_template=chat_template,
-            rpc=rpc,
-            keep_packed=keep_packed,
-            states=states,
-        )
-        self.meter = meter
+    @_with_fields(EngineOptions)
+    def __init__(self, options: EngineOptions) -> None:
+        """Load the models; missing ones are pulled. `EngineOptions` says what the arguments mean."""
+        self._open(options)
+
+    @classmethod
+    def of(cls, options: EngineOptions) -> Self:
+        """Return an engine with these options."""
+        engine = cls.__new__(cls)
+        engine._open(options)
+        return engine
+
+    def _open(self, options: EngineOptions) -> None:
+        self._options = options
+        drafter = _found_drafter(options)
+        drafts = drafter != "none"
+        self.meter = options.meter
         """Measures the joules of each generation, from the next one on; None for no measurement."""
-        self._on_message, self._signals = on_message, signals
         self._lock = HomeLock("the engine")  # held for a pass, or while a text has the engine for itself
-        self._pair = Pair(target, draft, options)
-        self._earlier_texts = self._texts(learn, kept=history and drafts)
-        self._pair.load(on_message)
+        self._pair = Pair(options, drafter)
+        self._earlier_texts = self._texts(kept=options.history and drafts)
+        self._pair.load()
         try:
-            self._knowledge = self._learned(objective if drafts else "latency", kept=profile and drafts)
+            self._knowledge = self._learned(drafts=drafts)
             self._pair.choose_capacity(self._knowledge.clocks.target.at(CONTEXTS[0]))
-            self._requests = RequestRunner(self._pair, self._knowledge, self._earlier_texts, on_message)
+            self._requests = RequestRunner(self._pair, self._knowledge, self._earlier_texts, self._lock)
         except BaseException:
             self._pair.close()
             raise
 
-    def _learned(self, objective: Objective, *, kept: bool) -> Learned:
-        """The knowledge of the pair on this machine; `kept`: from the disk, and stored at the end."""
+    def _learned(self, *, drafts: bool) -> Learned:
+        """The knowledge of the pair on this machine; nothing is kept where it never `drafts`."""
         draft = self._pair.draft
         return Learned(
             self.target,
             draft.model,
             draft_costs=draft.costs,
             kernels=(self.kernels, self.n_threads),
-            objective=objective,
-            kept=kept,
-            on_message=self._on_message,
+            objective=self._options.objective if drafts else "latency",
+            kept=self._options.profile and drafts,
+            on_message=self._options.on_message,
         )
 
-    def _texts(self, learn: bool | None, *, kept: bool) -> EarlierTexts:
-        """Begin reading the history, if it is `kept`; `learn` as for the constructor."""
-        texts = EarlierTexts(self._pair.target_header, kept=kept, on_message=self._on_message)
+    def _texts(self, *, kept: bool) -> EarlierTexts:
+        """Begin reading the history, if it is `kept`."""
+        learn, on_message = self._options.learn, self._options.on_message
+        texts = EarlierTexts(self._pair.target_header, kept=kept, on_message=on_message)
         sha256 = self._pair.draft.trained_for
         if learn and not sha256:
-            self._on_message(f"nothing is learned: {self.target_name} has no head here that can be trained")
+            on_message(f"nothing is learned: {self.target_name} has no head here that can be trained")
         if sha256 and (kept if learn is None else learn):
-            texts.rejected = RejectedPlaces(sha256, on_message=self._on_message)
+            texts.rejected = RejectedPlaces(sha256, on_message=on_message)
         return texts
 
     @property
@@ -625,8 +569,16 @@ class Engine(Closing):
                 raise UsageError("must be Options", field="options", value=options)
             options = (options or Options()).changed(**keywords)
             tokens = self._tokens_of(prompt, system, chat, parse_special, options.reasoning_budget)
-            given = prompt if isinstance(prompt, str) else tokens
-            return self._begin(given, tokens, options, on_step, called)
+            plan = make_plan(self._pair, options, tokens)
+            if self.parallel == 1:
+                self._requests.end_all(
+                    "the engine writes one at a time and began another; read it first, or choose parallel"
+                )
+            self._requests.keep()
+            self._requests.end_damaged()
+            if self._options.signals and not self._requests.n_running:
+                self._options.signals.drain()
+            return self._requests.begin(tokens, plan, on_step, called=called, meter=self.meter)
 
     def _tokens_of(
         self,
@@ -653,52 +605,6 @@ class Engine(Closing):
         if not tokens:
             raise UsageError("the prompt is empty")
         return tokens
-
-    def _begin(
-        self,
-        prompt: str | Sequence[int],
-        tokens: list[int],
-        options: Options,
-        on_step: Callable[[DraftStep], None] | None,
-        called: float,
-    ) -> Stream:
-        plan = make_plan(self._pair, options, tokens)
-        if self.parallel == 1:
-            self._requests.end_all(
-                "the engine writes one at a time and began another; read it first, or choose parallel"
-            )
-        self._requests.keep()
-        self._requests.end_damaged()
-        if self._signals and not self._requests.n_running:
-            self._signals.drain()
-        running = self._requests.begin(prompt, tokens, plan, on_step)
-        loop = running.loop
-        window = None
-        if self.meter:
-            began = time.perf_counter()
-            window = self.meter.begin()
-            if self.parallel == 1:
-                loop.mark = window.mark
-            called += time.perf_counter() - began  # the meter's time is not the generation's
-        stream = Stream(
-            loop,
-            self.target,
-            Provenance(
-                target=self.target_name,
-                draft=self.draft_name if plan.uses_model else None,
-                kernels=self.kernels,
-                seed=plan.coins.seed if plan.is_reproducible else None,
-                mode=plan.mode,
-            ),
-            stop=plan.options.stop,
-            is_end=plan.options.ends(self.target.is_eog),
-            until=plan.options.until,
-            called=called,
-            window=window,
-        )
-        stream.lock = self._lock
-        self._requests.start(stream, running)
-        return stream
 
     def step(self) -> None:
         """Make one pass of the target for all streams, and what is drafted for it; their tokens wait in them.
@@ -750,28 +656,22 @@ class Engine(Closing):
                 self._closed = True
                 with ExitStack() as stack:  # the last one first, each whatever the others raise
                     stack.callback(self._pair.close)
-                    stack.callback(self._knowledge.store, self._on_message)
+                    stack.callback(self._knowledge.store, self._options.on_message)
                     stack.callback(self._requests.keep)
                     self._requests.end_all("the engine was closed")
 
 
-def _found_drafter(
-    given: DrafterChoice | str | Callable[[], UserDrafter],
-    draft: str | Path | None,
-    objective: Objective,
-    *,
-    profile: bool,
-) -> DrafterChoice:
+def _found_drafter(options: EngineOptions) -> DrafterChoice:
     """Return the drafter. Raises UsageError, also for what a user's own would leave without effect."""
-    check_choice("objective", objective, Objective)
-    drafter = find_drafter(given)
+    drafter, objective = find_drafter(options.drafter), options.objective
     if isinstance(drafter, NamedDrafter):
-        if draft is not None:
-            raise UsageError(f"{drafter} drafts without a model: leave it out", field="draft", value=draft)
+        if options.draft is not None:
+            problem = f"{drafter} drafts without a model: leave it out"
+            raise UsageError(problem, field="draft", value=options.draft)
         if objective != "latency":
             problem = f"{drafter} chooses itself what it drafts: leave it out"
             raise UsageError(problem, field="objective", value=objective)
-    if objective == "energy" and not profile:
+    if objective == "energy" and not options.profile:
         problem = "takes joules from the profile: leave out profile=False"
         raise UsageError(problem, field="objective", value=objective)
     return drafter

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from edgespec._core import Interrupt
 from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter, Rule
@@ -25,7 +24,6 @@ from edgespec.engine.capacity import (
     DRAFT_CELLS,
     DRAFT_SHARE,
     Capacity,
-    CapacityRequest,
     check_cache,
     choose_cache_type,
     choose_capacity,
@@ -36,10 +34,10 @@ from edgespec.engine.capacity import (
 )
 from edgespec.engine.cascade import SmallModel, calibrated
 from edgespec.engine.model_choice import ChosenModels, choose_refs
-from edgespec.errors import EdgespecError, UsageError, check_choice, describe_os_error, whole_number
+from edgespec.engine.options import EngineOptions
+from edgespec.errors import EdgespecError, MessageFn, UsageError, describe_os_error
 from edgespec.llama.cache_types import with_cache_type
 from edgespec.llama.chat_template import check_chat_template
-from edgespec.llama.choices import CacheChoice, KernelsChoice, StateRoom
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.head_file import check_target
 from edgespec.llama.kernels import STOCK
@@ -60,71 +58,7 @@ from edgespec.models.resolve import model_header
 from edgespec.models.store import sha256_of
 from edgespec.platform.closing import Closing
 from edgespec.platform.machine import available_bytes, default_threads
-from edgespec.platform.processes import Cancellation
 from edgespec.platform.turns import IdleTime
-
-# ---- how a target and its draft model are loaded and run ----
-
-
-MAX_PARALLEL = 64
-"""Most requests at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairOptions:
-    """How a pair is loaded and run. Raises UsageError for invalid values."""
-
-    drafter: DrafterChoice = "auto"
-    """The sources of drafts (choices.py). A draft model is loaded unless `is_draftless` says so."""
-    n_ctx: int | None = None
-    """Context in tokens; None: as much as a generation needs."""
-    n_threads: int | None = None
-    """None: one per fast physical core, fewer under a CPU quota."""
-    kernels: KernelsChoice = "auto"
-    """"auto": edgespec's own where possible; "off": llama.cpp's."""
-    cache_type: CacheChoice = "f16"
-    """Type of keys and values in the target's cache: q8_0 takes half the memory, q4_0 a quarter, and they
-    change the logits, q4_0 much. "auto": the more exact of f16 and q8_0 in which `n_cells` tokens fit, or
-    `n_ctx` of each of `parallel` requests. A draft's cache, which is small, is in F16."""
-    prefix_cache: int | None = None
-    """Bytes of the prefix cache: what was read before need not be read again. 0 keeps the last sequence only;
-    None: each prompt is read from its beginning."""
-    signals: Cancellation | None = None
-    """Lets Ctrl-C, or another thread, end a running pass."""
-    parallel: int | None = 1
-    """Most requests at once, whose passes are shared; None: as many as pay and fit in memory."""
-    n_cells: int | None = None
-    """Tokens that the target's cache holds, of all requests together; None: as many as one request needs, or
-    as capacity.py says for several."""
-    chat_template: str | None = None
-    """A template in place of the target's own: the name of another in its file or of a form of llama.cpp's
-    ("chatml"), a file, or a program in Jinja; None: its own."""
-    rpc: tuple[str, ...] = ()
-    """HOST:PORT of each machine that holds layers of the target (llama/rpc.py)."""
-    keep_packed: bool = False
-    """Keep packed weights on the disk, which later loads then map (packed_file.py)."""
-    states: StateRoom | None = None
-    """The folder that states of prompts are kept in (prompt_states.py)."""
-
-    def __post_init__(self) -> None:
-        if self.states and self.rpc:
-            raise UsageError("cannot be kept of a target on nodes: leave it out", field="states")
-        if not isinstance(self.drafter, NamedDrafter):
-            check_choice("drafter", self.drafter, DrafterName)
-        check_choice("kernels", self.kernels, KernelsChoice)
-        check_choice("cache_type", self.cache_type, CacheChoice)
-        if self.rpc and self.cache_type == "auto":
-            problem = "the cache is on nodes, whose memory is not known yet: name a type"
-            raise UsageError(problem, field="cache_type", value="auto")
-        for name in ("n_ctx", "n_threads", "n_cells"):
-            value = getattr(self, name)
-            if value is not None and whole_number(name, value) < 1:
-                raise UsageError("must be 1 or more", field=name, value=value)
-        if self.parallel is not None and not 1 <= whole_number("parallel", self.parallel) <= MAX_PARALLEL:
-            raise UsageError(f"must be 1 to {MAX_PARALLEL}", field="parallel", value=self.parallel)
-        if self.prefix_cache is not None and whole_number("prefix_cache", self.prefix_cache) < 0:
-            raise UsageError("must be 0 or more", field="prefix_cache", value=self.prefix_cache)
-
 
 # ---- the pair ----
 
@@ -145,20 +79,19 @@ class Pair(Closing):
     kernels: str = STOCK
     """The name of the kernels that the models run on, and of the cache's type if it is not F16."""
 
-    def __init__(
-        self, target: str | Path | ChosenModels | None, draft: str | Path | None, options: PairOptions
-    ) -> None:
+    def __init__(self, options: EngineOptions, drafter: DrafterChoice) -> None:
         """Choose the models with `choose_refs` unless that was done, pull missing ones, check that they fit.
 
         Raises UsageError or EdgespecError if a model is unavailable, cannot be used or does not fit.
         """
-        self.options = options
+        self.options, self.drafter = options, drafter
         self.n_threads = options.n_threads or default_threads()
         self.capacity = Capacity(1, options.n_cells, 0)
         """The capacity, once `choose_capacity` has decided it."""
-        chosen = target if isinstance(target, ChosenModels) else choose_refs(target, draft, options.drafter)
+        target, n_ctx, tell = options.target, options.n_ctx, options.on_message
+        chosen = target if isinstance(target, ChosenModels) else choose_refs(target, options.draft, drafter)
         self.target_name = chosen.target.name
-        header, n_ctx = model_header(chosen.target), options.n_ctx
+        header = model_header(chosen.target)
         if n_ctx is not None and n_ctx > header.n_ctx_train:
             problem = f"{self.target_name} was trained for {header.n_ctx_train} tokens"
             raise UsageError(problem, field="n_ctx", value=n_ctx)
@@ -172,12 +105,10 @@ class Pair(Closing):
         """The header of the target's file."""
         if options.chat_template is not None:
             check_chat_template(options.chat_template, self.target_header.gguf.fields)
-        self._lines: list[str] = []
-        own_kernels, say = options.kernels == "auto", self._lines.append
         search = DraftSearch(
-            self.target_name, self.target_header, own_kernels, self.n_threads, options.n_ctx, say
+            self.target_name, self.target_header, options.kernels == "auto", self.n_threads, n_ctx, tell
         )
-        self.draft = find_draft(search, chosen.draft, options.drafter)
+        self.draft = find_draft(search, chosen.draft, drafter)
         """The draft, besides the suffix store; `load` may replace it."""
         self._remote: RemoteLayers | None = None
         if not options.rpc:  # with them: once it is known what they hold
@@ -201,7 +132,7 @@ class Pair(Closing):
         self.options = replace(options, cache_type=cache_type, n_cells=shared)
         self.capacity = replace(self.capacity, n_cells=shared)
         fits = f"the most exact safe type in which {n_tokens:,} tokens fit in memory"
-        self._lines.append(f"{self.target_name}: cache in {cache_type}, {fits}")
+        options.on_message(f"{self.target_name}: cache in {cache_type}, {fits}")
 
     @property
     def models(self) -> Sequence[Model]:
@@ -211,21 +142,18 @@ class Pair(Closing):
     @property
     def rollback(self) -> RollbackSize:
         """The room that the target's cache sets aside to take drafts back."""
-        drafts = self.options.drafter != "none"
-        return target_rollback(self.target_header, parallel=self.parallel, drafts=drafts)
+        return target_rollback(self.target_header, parallel=self.parallel, drafts=self.drafter != "none")
 
-    def load(self, on_message: Callable[[str], None]) -> None:
-        """Load the models; `on_message` takes lines that the user should know."""
+    def load(self) -> None:
+        """Load the models."""
         try:
-            self._load(on_message)
+            self._load(self.options.on_message)
         except BaseException:
             self.close()
             raise
 
-    def _load(self, on_message: Callable[[str], None]) -> None:
+    def _load(self, on_message: MessageFn) -> None:
         self._available = available_bytes()
-        for line in self._lines:
-            on_message(line)
         own_kernels = self.options.kernels == "auto"
         loaded = load_kernels() if own_kernels else None
         if loaded and not loaded.available and not loaded.declined:
@@ -284,15 +212,14 @@ class Pair(Closing):
     def choose_capacity(self, costs: Sequence[float]) -> None:
         """Decide the capacity, before the first request; `costs`: T(0), T(1) .. of the target."""
         options = self.options
-        demand = CapacityRequest(
-            options.parallel if self.target.can_rewind else 1,
-            options.n_ctx,
-            self._remote_cells if self._remote else options.n_cells,
-            options.prefix_cache or 0,
+        options = replace(
+            options,
+            parallel=options.parallel if self.target.can_rewind else 1,
+            n_cells=self._remote_cells if self._remote else options.n_cells,
         )
         draft = self.draft.model.header if self.draft.model else None
         target = self._footprint(self.target)
-        self.capacity = choose_capacity(costs, target, draft, demand, self._available)
+        self.capacity = choose_capacity(costs, target, draft, options, self._available)
 
     def needed_ctx(self, n_prompt: int, n_predict: int | None) -> int:
         """Return the context for a generation: `options.n_ctx`, else as much as it needs.
@@ -508,7 +435,7 @@ def make_plan(pair: Pair, options: Options, prompt: Sequence[int]) -> Plan:
     """Decide what `options` leave open. Raises UsageError if this pair cannot do what they ask."""
     if options.cascade:
         options = replace(options, cascade=_resolved(pair, options.cascade))
-    options = replace(options, drafter=options.drafter or pair.options.drafter)
+    options = replace(options, drafter=options.drafter or pair.drafter)
     drafter = _drafter(pair, options)
     plugin = drafter if isinstance(drafter, NamedDrafter) else None
     policy = _policy(pair, options, "suffix" if isinstance(drafter, NamedDrafter) else drafter)
@@ -567,7 +494,7 @@ def _ends_in_thought(model: Model, prompt: Sequence[int], opener: bytes, closer:
     return text.rfind(opener) > text.rfind(closer)
 
 
-def _asked_tokens(options: PairOptions, header: GGUFHeader) -> int:
+def _asked_tokens(options: EngineOptions, header: GGUFHeader) -> int:
     """Return the tokens that must fit in memory: those of a request, for "auto" those of all requests."""
     n_tokens = min(header.n_ctx_train, options.n_ctx or USUAL_CTX)
     if options.cache_type != "auto":
@@ -583,7 +510,7 @@ def _resolved(pair: Pair, cascade: Waking) -> Waking:
 
 def _drafter(pair: Pair, options: Options) -> DrafterChoice:
     """Return the drafter of this text, "none" to decode plainly. Raises UsageError."""
-    drafter = options.drafter or pair.options.drafter
+    drafter = options.drafter or pair.drafter
     if options.gamma == 0 or options.prompt_logprobs or not pair.target.can_rewind:
         return "none"
     if isinstance(drafter, NamedDrafter):

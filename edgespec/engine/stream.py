@@ -7,14 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from edgespec.decoding.generate import Loop
 from edgespec.decoding.records import (
-    Emitted,
     Logprobs,
     Origin,
     PromptProgress,
-    Provenance,
     Result,
     Stats,
     Step,
@@ -23,10 +22,12 @@ from edgespec.decoding.records import (
     summarise,
 )
 from edgespec.errors import EdgespecError
-from edgespec.llama.weights import Model
 from edgespec.platform.machine import peak_rss_bytes
 from edgespec.platform.metering import Measurement, MeterWindow
 from edgespec.platform.processes import HomeLock
+
+if TYPE_CHECKING:
+    from edgespec.engine.pair import Pair, Plan
 
 
 class Stream:
@@ -36,29 +37,18 @@ class Stream:
     may read streams of one engine, each its own: the engine's lock lets one at a time proceed.
     """
 
-    def __init__(  # noqa: PLR0913 - all that one generation is read with
-        self,
-        loop: Loop,
-        model: Model,
-        provenance: Provenance,
-        *,
-        stop: Sequence[str],
-        is_end: Callable[[int], bool],
-        until: Callable[[], Callable[[Token], bool]] | None = None,
-        called: float,
-        window: MeterWindow | None,
+    def __init__(
+        self, loop: Loop, pair: Pair, plan: Plan, *, called: float, window: MeterWindow | None
     ) -> None:
-        """Read `loop`, which writes tokens of `model`, until the text has one of the `stop` strings.
+        """Read `loop`, which writes tokens of the target of `pair`, until the text ends as `plan` says.
 
-        `is_end`: says which tokens end a text and are no part of it. `until`: as in Options. `called`: when
-        the text was asked for, by `time.perf_counter`. `window`: what counts its energy.
+        `called`: when the text was asked for, by `time.perf_counter`. `window`: what counts its energy.
         """
-        self._loop = loop
-        self._model = model
-        self._provenance = provenance
-        self._text = TextStream(stop)
-        self._is_end = is_end
-        self._is_last = until() if until else _never
+        self._loop, self._pair, self._plan = loop, pair, plan
+        options, self._model = plan.options, pair.target
+        self._text = TextStream(options.stop)
+        self._is_end = options.ends(self._model.is_eog)
+        self._is_last = options.until() if options.until else _never
         self._n_prompt = len(loop.tokens)
         self._window = window
         self._energy: Measurement | None = None
@@ -153,22 +143,22 @@ class Stream:
             return self._result()
 
     def _result(self) -> Result:
-        made_with = self._provenance
+        pair, plan = self._pair, self._plan
         return Result(
             text="".join(self._parts),
             token_ids=tuple(self._ids),
             prompt_tokens=self._n_prompt,
             stop_reason=self._stop_reason,
-            seed=made_with.seed,
-            target=made_with.target,
-            draft=made_with.draft,
-            kernels=made_with.kernels,
+            seed=plan.coins.seed if plan.is_reproducible else None,
+            target=pair.target_name,
+            draft=pair.draft.name if plan.uses_model else None,
+            kernels=pair.kernels,
             sources=self._loop.sources(),
             note=self._note or self._loop.note(),
             stats=self._stats(),
             plain_tokens_per_s=self._plain_rate if self.finished else self._loop.plain_rate(),
             energy=self._energy,
-            mode=made_with.mode,
+            mode=plan.mode,
             n_cached=self._loop.n_known,
             prompt_logprobs=tuple(self._loop.prompt_logprobs),
             end_token=self._end_token,
@@ -177,7 +167,7 @@ class Stream:
 
     # ---- told by whoever runs the loop ----
 
-    def take(self, made: Emitted | Step) -> None:
+    def take(self, made: Step) -> None:
         """Take what the loop has written."""
         if self._ttft_s is None:
             self._ttft_s = time.perf_counter() - self._called

@@ -40,7 +40,9 @@ def _bindings() -> ModuleType:
 
 try:
     if TYPE_CHECKING:
-        from llama_cpp import llama_cpp as llama
+        import llama_cpp.llama_cpp
+
+        llama = llama_cpp.llama_cpp
     else:
         llama = _bindings()
 except RuntimeError as error:
@@ -50,22 +52,6 @@ except RuntimeError as error:
         f"llama.cpp's library cannot be loaded: {error.__context__ or error}; "
         f"install llama-cpp-python again, built for {os.uname().machine}"
     ) from error
-
-__all__ = [
-    "Interruption",
-    "address_of",
-    "clear_log",
-    "cpu_backend",
-    "create",
-    "failure_reason",
-    "foreign_function",
-    "interruptible",
-    "last_log_error",
-    "library_folder",
-    "library_version",
-    "llama",
-    "whole_log",
-]
 
 _T = TypeVar("_T")
 

@@ -27,6 +27,7 @@ that are not run are refused with the reason.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +40,6 @@ from edgespec.decoding.session import Features, Inputs
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import Batch
 from edgespec.llama.gguf import TensorInfo, from_floats, is_type, read_gguf, row_bytes, to_floats, type_number
 from edgespec.llama.gguf_header import DRAFT_PREFIX, HEAD_PREFIX, HELPERS, GGUFHeader, check_complete_file
 from edgespec.llama.head_kinds import DFLASH, DFLASH_2, DSPARK, EAGLE, GEMMA, kind_of
@@ -509,7 +509,6 @@ class EagleHead(PublishedHead):
         self._encoder = KVCache(self, size, n_threads=n_threads)
         self._encoded = Outputs(self._encoder.context, self, _ENCODED, _ENCODED)
         self._encoded.ask(with_features=True)
-        self._batch = Batch(None)
 
     def encode(self, states: Features) -> Inputs:
         """The head's input for states of the target of shape (n, n_state of the target): (n, n_embd)."""
@@ -517,8 +516,9 @@ class EagleHead(PublishedHead):
         rows = np.empty((len(states), self.n_embd), np.float32)
         for start in range(0, len(states), _ENCODED):
             part = np.ascontiguousarray(states[start : start + _ENCODED])
-            self._batch.embd.value, self._batch.struct.n_tokens = part.ctypes.data, len(part)
-            if code := llama.llama_encode(self._encoder.context, self._batch.struct):
+            rows_of = part.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            batch = llama.llama_batch(n_tokens=len(part), embd=rows_of)
+            if code := llama.llama_encode(self._encoder.context, batch):
                 raise EdgespecError(
                     f"{self.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
                 )

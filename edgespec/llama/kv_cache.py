@@ -8,28 +8,28 @@ from __future__ import annotations
 import ctypes
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edgespec._core import Interrupt
-from edgespec.decoding.session import Branches, Features, ForwardResult, Inputs, SequenceTokens, n_common
+from edgespec.decoding.session import Branches, Features, ForwardResult, SequenceTokens, as_ints
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import Batch, EmbeddingsFn, PassInput, find_branches
 from edgespec.llama.choices import CacheType
 from edgespec.llama.hidden_states import Outputs
-from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Rollback, RollbackSize, State, bytes_of
-from edgespec.llama.states import States
+from edgespec.llama.rollback import MAX_SEQUENCES, Rollback, RollbackSize, States
 from edgespec.platform.closing import Closing
 from edgespec.platform.processes import HomeProcess, finalize
 
 if TYPE_CHECKING:
+    from edgespec.llama.session import Session
     from edgespec.llama.weights import Model
 
 MAX_LEAVES = 32
@@ -37,8 +37,6 @@ MAX_LEAVES = 32
 
 MAX_SEQUENCES_OPEN = MAX_SEQUENCES - MAX_LEAVES
 """Most sequences of a cache."""
-
-_SEVERAL_POSITIONS = 8  # a bit of enum llama_rope_type: M-RoPE and its kin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +59,13 @@ class KVCacheSize:
             raise ValueError(f"n_sequences {self.n_sequences}: must be 1 to {MAX_SEQUENCES_OPEN}")
 
 
+_NO_SLOT, _ABORTED, _BAD_INPUT = 1, 2, -1  # of llama_decode
+
+
+class CacheFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it
+    """The cache has no cells left for a pass; nothing of it was kept."""
+
+
 class KVCache(Closing):
     """A context of a model and the sequences in its cache. A context manager.
 
@@ -74,27 +79,31 @@ class KVCache(Closing):
         size: KVCacheSize,
         *,
         n_threads: int,
-        embeddings: EmbeddingsFn | None = None,
         takes_inputs: bool = False,
         interrupt: Interrupt | None = None,
     ) -> None:
         """Make a context; arguments as for `Session`.
 
         `takes_inputs`: each part of a pass brings the rows that the first layer takes for its tokens.
-        Raises EdgespecError if it cannot be created, the model cannot take embeddings, or cannot share its
-        cache between sequences.
+        Raises EdgespecError if it cannot be created, or the model cannot share it between sequences.
         """
         self.model, self.interrupt = model, interrupt
-        self.n_ctx = size.n_ctx
-        self.n_batch = min(size.n_batch, size.n_ctx)
+        self.n_ctx, self.n_batch = size.n_ctx, min(size.n_batch, size.n_ctx)
         self.n_logits_max = min(size.n_logits_max, self.n_batch)
         has_trees = model.can_rewind and not model.keeps_state
         self.max_leaves = max(1, min(MAX_LEAVES, self.n_logits_max - 1)) if has_trees else 1
         """Most leaves of the trees of a pass; 1: chains only."""
         self.n_sequences = size.n_sequences
-        _check_model(model, self.n_sequences, takes_embeddings=embeddings is not None)
-        self._trees = None if model.keeps_state else Cells(self.n_sequences, self.max_leaves)
-        self._rollback: Rollback = self._trees or _states(model, size, self.n_batch)
+        if self.n_sequences > 1 and not model.can_rewind:
+            raise EdgespecError(
+                f"{model.name} cannot hold several texts in one cache "
+                f"(architecture {model.header.architecture}); ask for one at a time"
+            )
+        self._rollback = (
+            _states(model, size, self.n_batch)
+            if model.keeps_state
+            else Rollback(self.n_sequences, self.max_leaves)
+        )
         self.most_drafted = min(self.n_logits_max - 1, self._rollback.most_drafted or self.n_logits_max)
         """Most tokens of a pass that may be taken back after it."""
         n_sequences = self.n_sequences + self._rollback.n_spare
@@ -104,25 +113,25 @@ class KVCache(Closing):
         self._finalizer = finalize(self, _free, context, model)
         model.sessions.add(self)
         self._context, self._home = context, HomeProcess("the session")
-        self._decoder = Decoder(context, model, self._rollback, interrupt)
         self._rollback.attach(context)
-        self._input = PassInput(
+        self._plugin, self._listens = model.plugin, False
+        self._listen(True)
+        self._input = Batch(
             self.n_batch,
             n_sequences,
             n_embd=model.n_input,
-            embeddings=embeddings,
             takes_inputs=takes_inputs,
             with_tokens=model.takes_states,
             tokens_alone=model.takes_tokens_alone,
         )
-        self._free_sequences = list(reversed(range(self.n_sequences)))
         self._outputs = Outputs(context, model, self.n_logits_max, self.n_batch)
         self.all_logits = model.hidden_states.all_logits
         """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
-        self._written: list[array[int]] = [array("i") for _ in range(self.n_sequences)]
-        self._n_ctx_of = [self.n_ctx] * self.n_sequences
-        # How many of their first tokens two sequences have in the same cells, at most: `n_cells` says more.
-        self._shared = [[0] * self.n_sequences for _ in range(self.n_sequences)]
+        self.n_features_max = self.n_logits_max if self.all_logits else self.n_batch
+        """Most tokens of a pass that leaves hidden states."""
+        self._free_sequences = list(reversed(range(self.n_sequences)))
+        self.sessions: dict[int, Session] = {}
+        """The open sessions by their sequences' numbers."""
 
     def _make_context(self, n_threads: int, n_sequences: int) -> llama.llama_context_p:
         return create_context(
@@ -137,90 +146,27 @@ class KVCache(Closing):
 
     # ---- sequences ----
 
-    @property
-    def n_open(self) -> int:
-        """Sequences that sessions use now."""
-        return self.n_sequences - len(self._free_sequences)
-
-    def take(self, n_ctx: int | None = None) -> int:
-        """Return the number of an empty sequence of up to `n_ctx` tokens, in use until `release`."""
+    def open(self, session: Session) -> int:
+        """Return the number of an empty sequence, `session`'s until `end`."""
         sequence = self._free_sequences.pop()
-        self._n_ctx_of[sequence] = n_ctx or self.n_ctx
-        self._written[sequence] = array("i")
+        self.sessions[sequence] = session
         return sequence
 
-    def release(self, sequence: int) -> None:
-        """Empty a sequence and let others use its number."""
+    def end(self, session: Session) -> bool:
+        """Empty a session's sequence and let others use its number; return False if that was done."""
+        sequence = session.sequence
+        if self.sessions.get(sequence) is not session:
+            return False
         if self._finalizer.alive:
-            self.cut(sequence, 0)
+            self._rollback.cut(sequence, 0)
+        del self.sessions[sequence]
         self._free_sequences.append(sequence)
+        return True
 
-    def n_past(self, sequence: int) -> int:
-        """Return the number of tokens in a sequence."""
-        self.require_open()
-        return self._rollback.n_past(sequence)
-
-    def n_held(self, sequence: int) -> int:
-        """Return how many of a sequence's tokens have cells: fewer than all after `drop_first`."""
-        return self.n_past(sequence) - self._rollback.n_dropped(sequence)
-
-    def drop_first(self, sequence: int, n_tokens: int) -> bool:
-        """Free the cells of the first `n_tokens` of more; return whether the model allows it."""
-        self._part(sequence, 0)
-        return self._rollback.drop_first(sequence, n_tokens)
-
-    def tokens(self, sequence: int) -> list[int]:
-        """Return the tokens of a sequence."""
-        return self.written(sequence).tolist()
-
-    def written(self, sequence: int) -> array[int]:
-        """Return the tokens of a sequence as C ints, a hundred times as fast as `tokens`."""
-        return self._written[sequence][: self.n_past(sequence)]
-
-    def n_same(self, sequence: int, tokens: array[int]) -> int:
-        """Return how many of `tokens` a sequence begins with; it is compared in place."""
-        return min(n_common(self._written[sequence], tokens), self.n_past(sequence))
-
-    def set_tokens(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Note which tokens are put into a sequence otherwise than by a pass."""
-        self._part(sequence, 0)
-        self._written[sequence] = array("i", tokens)
-
-    def share(self, source: int, sequence: int, n_tokens: int) -> None:
-        """Begin an empty sequence with the first `n_tokens` of `source`, or fewer, in the same cells.
-
-        Fewer if the model keeps states and has none after `n_tokens` tokens.
-        """
-        n = self._rollback.share(source, sequence, n_tokens)
-        self.set_tokens(sequence, self._written[source][:n])
-        row = [min(n, both) for both in self._shared[source]]
-        row[source], row[sequence] = n, 0
-        self._shared[sequence] = row
-        for other, both in enumerate(row):
-            self._shared[other][sequence] = both
-
-    def _part(self, sequence: int, n_tokens: int) -> None:
-        """Note that what follows the first `n_tokens` of a sequence is in no other's cells."""
-        row = self._shared[sequence]
-        if max(row) > n_tokens:
-            row[:] = [min(n_tokens, both) for both in row]
-            for other, both in enumerate(row):
-                self._shared[other][sequence] = both
-
-    def n_shared(self, sequence: int, other: int) -> int:
-        """Return how many tokens of two sequences are in the same cells; they are the first of both."""
-        return min(self._shared[sequence][other], self.n_past(sequence), self.n_past(other))
-
-    def n_cells(self, sequences: Iterable[int]) -> int:
-        """Return how many cells these sequences have; one that several share is counted once."""
-        lengths: dict[int, int] = {}
-        n_cells = 0
-        for sequence in sequences:
-            n_held, row = self.n_held(sequence), self._shared[sequence]
-            most = max((min(row[other], n) for other, n in lengths.items()), default=0)
-            lengths[sequence] = n_held
-            n_cells += max(0, n_held - most)
-        return n_cells
+    @property
+    def cuts_anywhere(self) -> bool:
+        """Whether a sequence of it can be cut to any length, however long ago that was."""
+        return not self.model.keeps_state and llama.llama_model_n_swa(self.model.handle) == 0
 
     @property
     def context(self) -> llama.llama_context_p:
@@ -233,10 +179,6 @@ class KVCache(Closing):
         """The part of the cache that takes tokens of sequences back."""
         self.require_open()
         return self._rollback
-
-    def cut(self, sequence: int, n_keep: int) -> int:
-        """Cut a sequence back to `n_keep` tokens, or to the next possible number below; return how many."""
-        return self._rollback.cut(sequence, n_keep)
 
     def clear(self) -> None:
         """Empty all sequences; sessions stay open."""
@@ -307,26 +249,20 @@ class KVCache(Closing):
 
     def _prepare(self, part: SequenceTokens) -> None:
         """Check a part and note its place, its tree and its tokens."""
-        n_past, n_tokens = self.n_past(part.sequence), len(part.tokens)
-        if (n_held := self.n_held(part.sequence)) + n_tokens > self._n_ctx_of[part.sequence]:
+        session, n_tokens = self.sessions[part.sequence], len(part.tokens)
+        part.n_past = n_past = self.rollback.n_past(part.sequence)
+        n_held = n_past - self._rollback.n_dropped(part.sequence)
+        if n_held + n_tokens > session.n_ctx:
             raise EdgespecError(
                 f"the context is full: {n_held} tokens and {n_tokens} more do not fit in "
-                f"{self._n_ctx_of[part.sequence]}; choose a larger context"
+                f"{session.n_ctx}; choose a larger context"
             )
         if not 0 <= part.n_logits <= min(n_tokens, self.n_logits_max):
             raise ValueError(
                 f"n_logits {part.n_logits} with {n_tokens} tokens, n_logits_max {self.n_logits_max}"
             )
-        part.n_past = n_past
         part.branches = None if part.parents is None else self._branches(part.parents, part.n_logits)
-        self._note(part.sequence, n_past, part.tokens)  # of a tree the trunk is first; `tokens` cuts
-
-    def _note(self, sequence: int, n_past: int, tokens: Sequence[int]) -> None:
-        """Note what follows the first `n_past` tokens of a sequence; what was taken back is written anew."""
-        self._part(sequence, n_past)
-        written = self._written[sequence]
-        del written[n_past:]
-        written.extend(tokens)
+        session.note(n_past, part.tokens)  # of a tree the trunk is first; `written` cuts
 
     def _branches(self, parents: Sequence[int], n_logits: int) -> Branches | None:
         """Return a tree whose parents are these; None for a chain."""
@@ -358,85 +294,56 @@ class KVCache(Closing):
 
     def _decode(self, parts: Sequence[SequenceTokens]) -> None:
         """Decode parts that fit in one pass, and drop all of their trees but the trunks."""
-        first, batch, n_sides = parts[0], self._input.chain, 0
-        if len(parts) == 1 and first.sequence == 0 and not first.branches:
-            n_outputs = self._n_outputs(first)
-            self._input.fill(batch, first.tokens, n_outputs, first.inputs)
-        else:
-            n_sides = self._share_with_leaves(parts)
-            batch = self._input.parts
-            n_outputs = self._input.parts.lay_out(parts, all_logits=self._outputs.all_logits)
-            tokens, inputs = _joined(parts)
-            self._input.fill(batch, tokens, None, inputs)
-        n_wanted = first.n_logits if len(parts) == 1 else n_outputs
-        self._decoder.listen(self._rollback.begin_pass(parts))
-        with self._outputs.keeping(parts):
-            self._decoder.decode(batch, int(batch.struct.n_tokens), n_outputs=n_outputs, n_wanted=n_wanted)
-        if self._trees and n_sides:
-            for part in parts:
-                self._trees.drop_tree(part.leaves, part.n_past + part.n_chain)
-            self._trees.end_trees()
-
-    def _share_with_leaves(self, parts: Sequence[SequenceTokens]) -> int:
-        """Give each tree a spare sequence for each leaf but the trunk's; return how many are in use."""
         n_sides = 0
-        for part in parts:
-            part.leaves = ()
-            if part.branches and self._trees:
-                sides = range(n_sides, n_sides + part.branches.n_leaves - 1)
-                part.leaves = [self._trees.side(part.sequence, i, part.n_past) for i in sides]
-                n_sides = sides.stop
-        return n_sides
+        for part in parts:  # a spare sequence for each leaf but the trunk's
+            sides = range(n_sides, n_sides + (part.branches.n_leaves - 1 if part.branches else 0))
+            part.leaves = [self._rollback.side(part.sequence, i, part.n_past) for i in sides]
+            n_sides = sides.stop
+        n_outputs = self._input.fill(parts, all_logits=self._outputs.all_logits)
+        self._listen(self._rollback.begin_pass(parts))
+        with self._outputs.keeping(parts):
+            self._run(n_outputs, parts[0].n_logits if len(parts) == 1 else n_outputs)
+        self._rollback.drop_trees(parts)
+
+    def _listen(self, wanted: bool) -> None:
+        """Let the interrupt break off the passes that follow, or not."""
+        if wanted == self._listens or not self.interrupt:
+            return
+        self._listens = wanted
+        address, data = (self.interrupt.callback, self.interrupt.data) if wanted else (None, None)
+        callback = ctypes.cast(ctypes.c_void_p(address), llama.ggml_abort_callback)
+        llama.llama_set_abort_callback(self._context, callback, ctypes.c_void_p(data))
+
+    def _run(self, n_outputs: int, n_wanted: int) -> None:
+        """Make the pass of the input.
+
+        Of `n_outputs` tokens the library computes logits; where edgespec's kernels can, only the last
+        `n_wanted` are: the others are asked for because of hidden states. Raises CacheFull, KeyboardInterrupt
+        if the interrupt broke it off, and EdgespecError.
+        """
+        batch = self._input.struct
+        only_wanted = (
+            self._plugin.last_logits(n_wanted) if self._plugin and n_wanted < n_outputs else nullcontext()
+        )
+        # An aborted pass is logged, and Python may raise Ctrl-C in that callback.
+        with backend.interruptible(), only_wanted:
+            code = llama.llama_decode(self._context, batch)
+        if code == 0:
+            return
+        if code not in (_NO_SLOT, _BAD_INPUT):
+            self._rollback.break_off()
+        if code == _ABORTED:
+            raise KeyboardInterrupt
+        if code == _NO_SLOT:
+            raise CacheFull(
+                f"the context is full: no place for {batch.n_tokens} more tokens; choose a larger context"
+            )
+        raise EdgespecError(
+            f"{self.model.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
+        )
 
     def _n_outputs(self, part: SequenceTokens) -> int:
         return len(part.tokens) if self._outputs.all_logits else part.n_logits
-
-    # ---- copies ----
-
-    def state_bytes(self, sequence: int) -> int:
-        """Return the size in bytes of what `state` would return now."""
-        self.require_open()
-        return int(llama.llama_state_seq_get_size(self._context, sequence))
-
-    def state(self, sequence: int) -> State:
-        """Return a copy of a sequence's cache."""
-        size = self.state_bytes(sequence)
-        state: State = np.empty(size, np.uint8)
-        n = llama.llama_state_seq_get_data(self._context, bytes_of(state), size, sequence)
-        if n != size:
-            raise EdgespecError(f"{self.model.path}: llama.cpp copied {n} of {size} bytes of the cache")
-        return state
-
-    def restore(self, sequence: int, state: State) -> bool:
-        """Put a copied cache into an empty sequence; return whether the library could."""
-        n = llama.llama_state_seq_set_data(self._context, bytes_of(state), state.nbytes, sequence)
-        return bool(n == state.nbytes)
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether the cells of some of a sequence's tokens can be copied by themselves."""
-        has_window = llama.llama_model_n_swa(self.model.handle) > 0
-        return self._trees is not None and self._trees.n_spare > 0 and not has_window
-
-    def part(self, sequence: int, start: int, stop: int) -> State:
-        """Return a copy of the cells of a sequence's tokens `start` .. `stop` - 1; needs `has_parts`."""
-        assert self._trees  # noqa: S101 - for the type checker
-        with self._trees.lent(sequence, start, stop) as part:
-            return self.state(part)
-
-    def add_part(self, sequence: int, state: State, start: int, tokens: Sequence[int]) -> bool:
-        """Append a copy of the cells of `tokens`, from index `start` on, except those that it has.
-
-        Returns whether the library could; if not, the sequence is as before.
-        """
-        assert self._trees  # noqa: S101 - for the type checker
-        n_past, stop = self.n_past(sequence), start + len(tokens)
-        with self._trees.lent(sequence, 0, 0) as part:
-            if not self.restore(part, state) or self._rollback.n_past(part) < stop:
-                return False
-            self._note(sequence, n_past, tokens[n_past - start :])
-            llama.llama_memory_seq_cp(llama.llama_get_memory(self._context), part, sequence, n_past, stop)
-        return True
 
     def close(self) -> None:
         """Free the cache and the buffers; a second call does nothing. Rows become invalid."""
@@ -449,32 +356,6 @@ class KVCache(Closing):
         self._home.require()
 
 
-def _joined(parts: Sequence[SequenceTokens]) -> tuple[Sequence[int], Inputs | None]:
-    """Return the tokens of a pass, and their input rows if there are any; those of a part alone uncopied."""
-    if len(parts) == 1:
-        return parts[0].tokens, parts[0].inputs
-    given = [part.inputs for part in parts if part.inputs is not None]
-    tokens = array("i")
-    for part in parts:
-        tokens.extend(part.tokens)
-    return tokens, np.concatenate(given) if given else None
-
-
-def _check_model(model: Model, n_sequences: int, *, takes_embeddings: bool) -> None:
-    """Raise EdgespecError if a cache of `model` cannot have this."""
-    if n_sequences > 1 and not model.can_rewind:
-        raise EdgespecError(
-            f"{model.name} cannot hold several texts in one cache "
-            f"(architecture {model.header.architecture}); ask for one at a time"
-        )
-    has_several = llama.llama_model_rope_type(model.handle) & _SEVERAL_POSITIONS
-    if takes_embeddings and has_several and not model.takes_states:
-        raise EdgespecError(
-            f"{model.name} cannot take embeddings in place of tokens "
-            f"(architecture {model.header.architecture})"
-        )
-
-
 def _states(model: Model, size: KVCacheSize, n_batch: int) -> States:
     # The library wants room in a pass for a token more than snapshots reach.
     wanted = replace(size.rollback, n_snapshots=max(0, min(size.rollback.n_snapshots, n_batch - 2)))
@@ -483,65 +364,6 @@ def _states(model: Model, size: KVCacheSize, n_batch: int) -> States:
 
 def _free(context: llama.llama_context_p, _model: Model) -> None:
     llama.llama_free(context)
-
-
-# ---- the library's call that makes a pass ----
-
-_NO_SLOT, _ABORTED, _BAD_INPUT = 1, 2, -1
-
-
-class CacheFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it
-    """The cache has no cells left for a pass; nothing of it was kept."""
-
-
-class Decoder:
-    """Makes the passes of one context."""
-
-    def __init__(
-        self, context: llama.llama_context_p, model: Model, rollback: Rollback, interrupt: Interrupt | None
-    ) -> None:
-        """Let `interrupt` break passes off, and tell `rollback` of those that were."""
-        self._context, self._model, self._rollback = context, model, rollback
-        self._interrupt = interrupt  # its data must live as long as the context
-        self._plugin = model.plugin
-        self._listens = False
-        self.listen(True)
-
-    def listen(self, wanted: bool) -> None:
-        """Let the interrupt break off the passes that follow, or not."""
-        if wanted == self._listens or not self._interrupt:
-            return
-        self._listens = wanted
-        address, data = (self._interrupt.callback, self._interrupt.data) if wanted else (None, None)
-        callback = ctypes.cast(ctypes.c_void_p(address), llama.ggml_abort_callback)
-        llama.llama_set_abort_callback(self._context, callback, ctypes.c_void_p(data))
-
-    def decode(self, batch: Batch, n_tokens: int, *, n_outputs: int, n_wanted: int) -> None:
-        """Make a pass over `batch`, of `n_tokens`.
-
-        Of `n_outputs` of them the library computes logits; where edgespec's kernels can, only the last
-        `n_wanted` are: the others are asked for because of hidden states. Raises CacheFull, KeyboardInterrupt
-        if the interrupt broke it off, and EdgespecError.
-        """
-        only_wanted = (
-            self._plugin.last_logits(n_wanted) if self._plugin and n_wanted < n_outputs else nullcontext()
-        )
-        # An aborted pass is logged, and Python may raise Ctrl-C in that callback.
-        with backend.interruptible(), only_wanted:
-            code = llama.llama_decode(self._context, batch.struct)
-        if code == 0:
-            return
-        if code not in (_NO_SLOT, _BAD_INPUT):
-            self._rollback.break_off()
-        if code == _ABORTED:
-            raise KeyboardInterrupt
-        if code == _NO_SLOT:
-            raise CacheFull(
-                f"the context is full: no place for {n_tokens} more tokens; choose a larger context"
-            )
-        raise EdgespecError(
-            f"{self._model.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
-        )
 
 
 # ---- the context ----
@@ -609,3 +431,130 @@ def create_context(  # noqa: PLR0913 - sizes, each by its name
     if not model.is_causal:
         llama.llama_set_causal_attn(context, False)
     return context
+
+
+# ---- the input of a pass ----
+
+
+_MOST_POSITIONS = 4  # of a row: GGML_MROPE_SECTIONS
+
+
+def find_branches(parents: Sequence[int]) -> Branches:
+    """Return the tree in which node i follows node parents[i], -1 being the token before the tree.
+
+    Raises ValueError when the nodes are not in depth-first pre-order.
+    """
+    n = len(parents)
+    path: list[int] = []
+    depths, first_leaf, n_leaves = [], [], 0
+    for node, parent in enumerate(parents):
+        while path and path[-1] != parent:
+            path.pop()
+        if not path and parent != -1:
+            raise ValueError(f"parents[{node}] is {parent}: not in depth-first pre-order")
+        depths.append(len(path))
+        path.append(node)
+        first_leaf.append(n_leaves)
+        n_leaves += node + 1 == n or parents[node + 1] != node
+    leaves = [0] * n
+    for node in reversed(range(n)):
+        leaves[node] = leaves[node] or 1
+        if parents[node] >= 0:
+            leaves[parents[node]] += leaves[node]
+    return Branches(depths, first_leaf, leaves, n_leaves)
+
+
+class Batch:
+    """A `llama_batch` and its arrays: tokens of several sequences, or rows in their place."""
+
+    def __init__(
+        self,
+        n_batch: int,
+        n_sequences: int,
+        *,
+        n_embd: int = 0,
+        takes_inputs: bool = False,
+        with_tokens: bool = False,
+        tokens_alone: bool = False,
+    ) -> None:
+        """Prepare passes of up to `n_batch` tokens of up to `n_sequences` sequences.
+
+        `takes_inputs`: each pass brings the rows of its tokens, `n_embd` wide. `with_tokens`: they come
+        beside the tokens, not in their place; `tokens_alone`: or a pass is of the one or the other.
+        """
+        self._n_embd, self._takes_rows, self._tokens_alone = n_embd, takes_inputs, tokens_alone
+        # For rows in place of tokens some models read that many positions; what counts is the first.
+        positions = (ctypes.c_int32 * (_MOST_POSITIONS * n_batch))()
+        tokens, n_of = (ctypes.c_int32 * n_batch)(), (ctypes.c_int32 * n_batch)()
+        sequences = (ctypes.POINTER(ctypes.c_int32) * n_batch)()
+        flags = (ctypes.c_int8 * n_batch)()
+        # Views as of arrays, which are filled in a fifth of numpy's time where there are few tokens.
+        self._tokens = memoryview(tokens).cast("B").cast("i")
+        self._positions = memoryview(positions).cast("B").cast("i")
+        self._n_of = memoryview(n_of).cast("B").cast("i")
+        self._sequences = memoryview(sequences).cast("B").cast("Q")
+        self._flags = memoryview(flags).cast("B")
+        self._numbers = array("i", bytes(4 * n_sequences))
+        self._all_tokens = tokens
+        self._rows: npt.NDArray[np.float32] | None = None
+        takes_tokens = with_tokens or not self._takes_rows
+        self.struct = llama.llama_batch(
+            token=tokens if takes_tokens else None,
+            pos=positions,
+            n_seq_id=n_of,
+            seq_id=sequences,
+            logits=flags,
+        )
+        self._token, self._embd = self._pointer("token"), self._pointer("embd")
+
+    def _pointer(self, name: str) -> ctypes.c_void_p:
+        field: Any = getattr(llama.llama_batch, name)  # at run time a ctypes field descriptor
+        return ctypes.c_void_p.from_buffer(self.struct, field.offset)
+
+    def fill(self, parts: Sequence[SequenceTokens], *, all_logits: bool) -> int:
+        """Describe a pass of these parts; return of how many tokens it computes the logits.
+
+        The leaves below a node have successive places among the part's sequences, so that the node's own are
+        a slice of them.
+        """
+        address, size = self._numbers.buffer_info()[0], self._numbers.itemsize
+        at = n_numbers = n_outputs = 0
+        for part in parts:
+            numbers, n_past, n_chain = (part.sequence, *part.leaves), part.n_past, part.n_chain
+            first, n, end = address + n_numbers * size, len(part.tokens), at + len(part.tokens)
+            self._numbers[n_numbers : n_numbers + len(numbers)] = array("i", numbers)
+            n_numbers += len(numbers)
+            n_logits = n if all_logits else part.n_logits
+            n_outputs += n_logits
+            self._tokens[at:end] = as_ints(part.tokens)
+            self._positions[at : at + n_chain] = array("i", range(n_past, n_past + n_chain))
+            self._n_of[at:end] = array("i", (len(numbers),)) * n
+            self._sequences[at:end] = array("Q", (first,)) * n
+            self._flags[at:end] = bytes(n - n_logits) + b"\1" * n_logits
+            if tree := part.branches:
+                at += n_chain
+                n_past += n_chain
+                self._positions[at:end] = array("i", [n_past + depth for depth in tree.depths])
+                self._n_of[at:end] = array("i", tree.leaves)
+                self._sequences[at:end] = array("Q", [first + leaf * size for leaf in tree.first_leaf])
+            at = end
+        self.struct.n_tokens = at
+        if self._takes_rows:
+            self._fill_rows(parts, at)
+        return n_outputs
+
+    def _fill_rows(self, parts: Sequence[SequenceTokens], n_tokens: int) -> None:
+        found = [part.inputs for part in parts if part.inputs is not None]
+        if self._tokens_alone:
+            self._token.value = None if found else ctypes.addressof(self._all_tokens)
+        if not found and self._tokens_alone:
+            self._embd.value = None
+            return
+        if not found:
+            raise ValueError("a pass without the rows for its tokens")
+        # An attribute keeps the array alive: the pass reads it in place.
+        rows = found[0] if len(found) == 1 else np.concatenate(found)
+        self._rows = np.ascontiguousarray(rows, np.float32)
+        if self._rows.shape != (n_tokens, self._n_embd):
+            raise ValueError(f"embeddings of shape {self._rows.shape}, not {(n_tokens, self._n_embd)}")
+        self._embd.value = self._rows.ctypes.data

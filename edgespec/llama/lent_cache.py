@@ -33,9 +33,8 @@ class LentCache(KVCache):
 
         Raises EdgespecError if the context cannot be created.
         """
-        if any(map(lender.n_past, range(lender.n_sequences))):
+        if any(session.n_past for session in lender.sessions.values()):
             raise ValueError("the cells to be lent are in use")
-        self.lender = lender
         model.context_beside = lender.context
         size = KVCacheSize(
             n_ctx=lender.n_ctx,
@@ -44,6 +43,7 @@ class LentCache(KVCache):
             n_sequences=lender.n_sequences,
         )
         super().__init__(model, size, n_threads=n_threads, takes_inputs=True, interrupt=interrupt)
+        self.sessions = lender.sessions
 
 
 class LentSession:
@@ -54,9 +54,6 @@ class LentSession:
         self.cache, self.model, self.target = cache, cache.model, target
         self.n_ctx = cache.n_ctx
         """Most tokens of the target's sequence."""
-        self.n_logits_max = self.n_features_max = cache.n_logits_max
-        self.all_logits = cache.all_logits
-        self.most_drafted = cache.most_drafted
 
     @property
     def sequence(self) -> int:
@@ -72,7 +69,7 @@ class LentSession:
     @property
     def tokens(self) -> list[int]:
         """The tokens that the target has read."""
-        return self.cache.lender.tokens(self.sequence) if self.target else []
+        return self.cache.sessions[self.sequence].tokens if self.target else []
 
     def eval(self, tokens: Sequence[int], *, n_logits: int = 1) -> Rows:
         """Return the logits after each of the last `n_logits` of `tokens`, beside states of zeros."""

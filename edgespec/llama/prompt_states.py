@@ -8,9 +8,8 @@
 
 What deletes the oldest, and what else lies in the folder: platform/kept.py.
 
-A sequence is written when it leaves memory, and at the end. Where cells can be copied by themselves, its
-states are those of PIECE tokens each, so that a prompt takes as many as it begins with. A recurrent state,
-and a sliding window, belong to the whole sequence: there it is one state, and copies of earlier ones.
+A sequence is written when it leaves memory, and at the end. A prompt that begins like it takes all of it, and
+the rest is cut off. A recurrent state, and a sliding window, cannot be cut: copies of earlier ones follow.
 
 MODEL is a hash of all that the bits depend on (`model_key`), TOKENS one of all tokens. So a name stands for
 one content, whoever writes it.
@@ -26,7 +25,6 @@ import time
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -45,9 +43,6 @@ from edgespec.llama.selftest import build_hash
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.platform.kept import STATES, BoundedFolder, DamagedFileError
-
-PIECE = 256
-"""Tokens of a state, where cells are copied by themselves."""
 
 LEAST = 32
 """Tokens: reading fewer again takes no longer than looking for them."""
@@ -125,29 +120,24 @@ class StateFolder:
             raise DamagedFileError("damaged: not as long as its header says")
         return _StoredSequence(name, tokens, header.states)
 
-    def states(self, stored: _StoredSequence, first: int, stop: int) -> Iterator[State | None]:
-        """Yield states `first` .. `stop` - 1 of a sequence, mapped.
-
-        None for a damaged one, and the file is deleted.
-        """
+    def states(self, stored: _StoredSequence) -> list[State]:
+        """Return the states of a sequence, mapped; none where one is damaged, and the file is deleted."""
         try:
             with self._folder.opened(stored.name) as file:
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
                 mapped = memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
         except OSError as error:
             self._give_up(stored.name, error)
-            return
-        ends = np.cumsum([_HEAD.size, *(state.n_bytes for state in stored.states)]).tolist()
-
-        def load(i: int) -> State | None:
-            part = mapped[ends[i] : ends[i + 1]]
-            return np.frombuffer(part, np.uint8) if zlib.crc32(part) == stored.states[i].crc else None
-
-        with ThreadPoolExecutor(2) as pool:  # a checksum takes longer than the copy
-            for state in pool.map(load, range(first, stop)):
-                if state is None:
-                    self._give_up(stored.name, DamagedFileError("damaged: its checksum is another"))
-                yield state
+            return []
+        found, start = [], _HEAD.size
+        for state in stored.states:
+            part = mapped[start : start + state.n_bytes]
+            start += state.n_bytes
+            if zlib.crc32(part) != state.crc:
+                self._give_up(stored.name, DamagedFileError("damaged: its checksum is another"))
+                return []
+            found.append(np.frombuffer(part, np.uint8))
+        return found
 
     def _give_up(self, name: str, error: DamagedFileError | OSError) -> None:
         """Delete a damaged file; one that is gone needs no word."""
@@ -227,6 +217,7 @@ def model_key(model: Model, sha256: str, *, n_ctx: int, n_threads: int) -> str:
     header = model.header
     trained = header.gguf.integers(f"{header.architecture}.rope.scaling.original_context_length")
     parts = (
+        _MAGIC,
         sha256,
         build,
         header.cache_type,
@@ -246,7 +237,7 @@ class PromptStates:
     def _reach(self, stored: _StoredSequence, tokens: array[int]) -> int:
         """Return how many of `tokens` a session has that begins with a stored sequence."""
         n_same = n_common(stored.tokens, tokens)
-        if self._cache.has_parts:
+        if self._cache.cuts_anywhere:
             return n_same
         return max((one.n_tokens for one in stored.states if one.n_tokens <= n_same), default=0)
 
@@ -259,39 +250,23 @@ class PromptStates:
         if len(wanted) - n_before < LEAST:
             return
         started = time.perf_counter()
-        reaches = [(self._reach(one, wanted), one) for one in self._folder.sequences(self._model)]
+        known = self._folder.sequences(self._model)
+        reaches = [(self._reach(one, wanted), one) for one in known if len(one.tokens) <= self._cache.n_ctx]
         n, stored = max(reaches, key=lambda one: one[0], default=(0, None))
-        if stored is None or n - n_before < LEAST or not make_room(n):
+        if stored is None or n - n_before < LEAST or not make_room(len(stored.tokens)):
             return
         self._folder.touch(stored)
-        if self._cache.has_parts:
-            self._put_pieces(session, stored, n)
-        else:
-            self._put_whole(session, stored, n)
-        if (n := session.n_past - n_before) > 0:
-            seconds = time.perf_counter() - started
-            self._folder.tell(f"restored {n:,} tokens from disk in {seconds:.2f} s")
-
-    def _put_pieces(self, session: Session, stored: _StoredSequence, n: int) -> None:
-        """Put the pieces with the first `n` tokens into the cache that are not there."""
-        first = session.n_past // PIECE
-        for i, state in enumerate(self._folder.states(stored, first, -(-n // PIECE)), first):
-            piece = stored.tokens[i * PIECE : min(n, (i + 1) * PIECE)]
-            if state is None or not self._cache.add_part(session.sequence, state, i * PIECE, piece):
-                return
-
-    def _put_whole(self, session: Session, stored: _StoredSequence, n: int) -> None:
-        """Put a sequence into the cache, and go back to its first `n` tokens."""
-        states = [*self._folder.states(stored, 0, len(stored.states))]
-        whole = [state.copy() for state in states if state is not None]
-        if len(whole) < len(stored.states):
+        if not (states := self._folder.states(stored)):
             return
-        copies = {one.n_tokens: copy for one, copy in zip(stored.states[1:], whole[1:], strict=True)}
+        later = zip(stored.states[1:], states[1:], strict=True)
         try:
-            session.restore(whole[0], stored.tokens, copies)
+            session.restore(states[0], stored.tokens, {one.n_tokens: copy.copy() for one, copy in later})
             session.rewind(n)
         except EdgespecError as error:
             self._folder.say(str(error))
+        if (n := session.n_past - n_before) > 0:
+            seconds = time.perf_counter() - started
+            self._folder.tell(f"restored {n:,} tokens from disk in {seconds:.2f} s")
 
     def save(self, session: Session) -> None:
         """Write a sequence in the place of those that it begins with.
@@ -303,23 +278,17 @@ class PromptStates:
             return
         others = self._folder.sequences(self._model)
         for stored in others:
-            known = stored.tokens[: len(tokens)] if self._cache.has_parts else stored.tokens
+            known = stored.tokens[: len(tokens)] if self._cache.cuts_anywhere else stored.tokens
             if known == tokens:
                 self._folder.touch(stored)
                 return
-        states = self._pieces(session) if self._cache.has_parts else self._whole(session)
         n_bytes = session.state_bytes + 16 * len(tokens)
         shorter = [one for one in others if tokens[: len(one.tokens)] == one.tokens]
         try:
-            self._folder.write(self._model, tokens, states, n_bytes, shorter)
-        except EdgespecError as error:
-            self._folder.say(str(error))
+            self._folder.write(self._model, tokens, self._states(session), n_bytes, shorter)
+        except (EdgespecError, MemoryError) as error:
+            self._folder.say(str(error) or "a prompt's states are not kept: out of memory")
 
-    def _pieces(self, session: Session) -> Iterator[tuple[int, State]]:
-        for start in range(0, session.n_past, PIECE):
-            stop = min(start + PIECE, session.n_past)
-            yield stop - start, self._cache.part(session.sequence, start, stop)
-
-    def _whole(self, session: Session) -> Iterator[tuple[int, State]]:
+    def _states(self, session: Session) -> Iterator[tuple[int, State]]:
         yield session.n_past, session.state()
         yield from ((n, copy) for n, copy in session.copies().items() if n < session.n_past)

@@ -1,7 +1,7 @@
 """How the sequences of a cache take tokens back: the only place that knows what kind of model it is.
 
-    Cells    a model that only attends has a cell for each token: those of the last tokens are freed
-    States   a recurrent or hybrid model keeps a state that every token changes (states.py)
+    Rollback   a model that only attends has a cell for each token: those of the last tokens are freed
+    States     a recurrent or hybrid model keeps a state that every token changes (below)
 
 A sequence is a sequence of llama.cpp. What takes tokens back may need more of them, beside the sequences':
 
@@ -12,10 +12,8 @@ A sequence is a sequence of llama.cpp. What takes tokens back may need more of t
 from __future__ import annotations
 
 import ctypes
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -60,21 +58,24 @@ class RollbackSize:
         return n_sequences * (1 + self.n_snapshots) + n_marks
 
 
-class Rollback(ABC):
-    """Takes tokens back, for all sequences of a cache: the base of `Cells` and `States`."""
+class Rollback:
+    """Takes tokens back, for all sequences of a cache; a tree's leaves share the cells before it."""
 
     n_snapshots = 0
     """Snapshots that the library must keep of each sequence."""
-    n_spare = 0
-    """Sequences that it needs beside the sequences'."""
     most_drafted: int | None = None
     """Most tokens of a pass that can be taken back without reading others again; None: any number."""
 
     _context: llama.llama_context_p
     _memory: object
 
-    def __init__(self, n_sequences: int) -> None:
+    def __init__(self, n_sequences: int, n_leaves: int = 1) -> None:
+        """Serve trees of up to `n_leaves` leaves in a pass: a spare sequence for each but the trunk."""
         self._n_sequences = n_sequences
+        self.n_spare = n_leaves - 1
+        """Sequences that it needs beside the sequences'."""
+        self._sides = [-1] * self.n_spare  # whose cells each spare sequence shares; -1: nobody's
+        self._has_branches = False  # in the cache: Ctrl-C may come right after a tree's pass
 
     def attach(self, context: llama.llama_context_p) -> None:
         """Work on this context from now on."""
@@ -84,107 +85,29 @@ class Rollback(ABC):
         """Return the number of tokens in a sequence."""
         return int(llama.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
+    def _remove(self, sequence: int, n_keep: int) -> bool:
+        """Remove all but the first `n_keep` tokens of a sequence; return whether the library could."""
+        return bool(llama.llama_memory_seq_rm(self._memory, sequence, n_keep or -1, -1))
+
     def n_dropped(self, sequence: int) -> int:
         """Return how many of a sequence's first tokens are not in the cache any more."""
-        return 0
+        return max(0, int(llama.llama_memory_seq_pos_min(self._memory, sequence)))
 
     def drop_first(self, sequence: int, n_tokens: int) -> bool:
         """Free the cells of the first `n_tokens` of more; return whether that can be done.
 
         Those that remain keep their positions. What follows attends only to them.
         """
-        return False
-
-    def _remove(self, sequence: int, n_keep: int) -> bool:
-        """Remove all but the first `n_keep` tokens of a sequence; return whether the library could."""
-        return bool(llama.llama_memory_seq_rm(self._memory, sequence, n_keep or -1, -1))
-
-    # ---- what is asked of it ----
+        sides = (self._n_sequences + i for i, owner in enumerate(self._sides) if owner == sequence)
+        removed = [llama.llama_memory_seq_rm(self._memory, one, 0, n_tokens) for one in (sequence, *sides)]
+        return all(removed)
 
     def n_reachable(self, sequence: int, n_keep: int) -> int:
         """Return how many tokens `cut` would leave."""
         return min(n_keep, self.n_past(sequence))
 
-    @abstractmethod
     def cut(self, sequence: int, n_keep: int) -> int:
         """Cut a sequence back to `n_keep` tokens, or to the next possible number below; return how many."""
-
-    @abstractmethod
-    def share(self, source: int, sequence: int, n_tokens: int) -> int:
-        """Let the empty sequence `sequence` begin as `source` does; return with how many tokens.
-
-        With the first `n_tokens`, or the next possible number below.
-        """
-
-    # ---- what it is told ----
-
-    def begin(self, parts: Sequence[SequenceTokens]) -> None:  # noqa: B027 - most need not know
-        """Prepare to undo the passes that append `parts`."""
-
-    def begin_pass(self, parts: Sequence[SequenceTokens]) -> bool:
-        """Note that one of these passes begins; return whether it may be broken off in its middle."""
-        return True
-
-    def break_off(self) -> None:  # noqa: B027
-        """Note that the pass under way ended in its middle."""
-
-    @abstractmethod
-    def undo(self, parts: Sequence[SequenceTokens]) -> None:
-        """Make sequences as they were before passes that added this, all of it or a part.
-
-        If that is impossible, a sequence may end with the first of the tokens that were to stay, or
-        become empty.
-        """
-
-    def clear(self) -> None:
-        """Empty all sequences; sessions stay open."""
-        llama.llama_memory_clear(self._memory, False)
-
-    # ---- earlier places to continue from ----
-
-    def stop_before(self, sequence: int, n_past: int, n_tokens: int) -> int:
-        """Return how many of `n_tokens` that are to be read to read first."""
-        return n_tokens
-
-    def keep(self, sequence: int) -> None:  # noqa: B027
-        """Make it possible for `cut` to go back to where a sequence is now, whatever it reads."""
-
-    def keep_at(self, sequence: int, places: Sequence[int]) -> None:  # noqa: B027
-        """Make it possible for `cut` to go back to these numbers of tokens, once they are read."""
-
-    def rest(self, sequence: int) -> None:  # noqa: B027
-        """Free what only a sequence under way needs; this one is kept as it is."""
-
-    def copies(self, sequence: int) -> dict[int, State]:
-        """Return the kept states of a sequence by their number of tokens, for `adopt`."""
-        return {}
-
-    def adopt(self, sequence: int, copies: Mapping[int, State]) -> None:  # noqa: B027
-        """Take over the kept states of a sequence that moved here from another cache."""
-
-
-class Cells(Rollback):
-    """A model that only attends: a token's cell is freed, and a tree's leaves share the cells before it."""
-
-    def __init__(self, n_sequences: int, n_leaves: int) -> None:
-        """Serve trees of up to `n_leaves` leaves in a pass: a spare sequence for each but the trunk."""
-        super().__init__(n_sequences)
-        self.n_spare = n_leaves - 1
-        self._sides = [-1] * self.n_spare  # whose cells each spare sequence shares; -1: nobody's
-        self._has_branches = False  # in the cache: Ctrl-C may come right after a tree's pass
-
-    def n_dropped(self, sequence: int) -> int:
-        """Return the position of the first cell."""
-        return max(0, int(llama.llama_memory_seq_pos_min(self._memory, sequence)))
-
-    def drop_first(self, sequence: int, n_tokens: int) -> bool:
-        """Free the cells of the first, also those that leaves of trees share."""
-        sides = (self._n_sequences + i for i, owner in enumerate(self._sides) if owner == sequence)
-        removed = [llama.llama_memory_seq_rm(self._memory, one, 0, n_tokens) for one in (sequence, *sides)]
-        return all(removed)
-
-    def cut(self, sequence: int, n_keep: int) -> int:
-        """Free the cells of the others; all of them, where none of the first `n_keep` is left."""
         n_keep = min(n_keep, self.n_past(sequence))
         if n_keep <= self.n_dropped(sequence):
             n_keep = 0
@@ -197,23 +120,45 @@ class Cells(Rollback):
         return n_keep
 
     def share(self, source: int, sequence: int, n_tokens: int) -> int:
-        """Let both have the same cells, unless the first are gone."""
+        """Let the empty sequence `sequence` begin as `source` does; return with how many tokens.
+
+        With the first `n_tokens`, or the next possible number below: none, if the first are gone.
+        """
         if self.n_dropped(source):
             return 0
         llama.llama_memory_seq_cp(self._memory, source, sequence, 0, n_tokens)
         return n_tokens
 
+    def clear(self) -> None:
+        """Empty all sequences; sessions stay open."""
+        llama.llama_memory_clear(self._memory, False)
+
+    # ---- passes ----
+
     def begin(self, parts: Sequence[SequenceTokens]) -> None:
-        """Drop branches that an interrupted pass left."""
+        """Prepare to undo the passes that append `parts`; drop branches that an interrupted one left."""
         if self._has_branches:
             self._drop_branches()
 
+    def begin_pass(self, parts: Sequence[SequenceTokens]) -> bool:
+        """Note that one of these passes begins; return whether it may be broken off in its middle."""
+        return True
+
+    def break_off(self) -> None:
+        """Note that the pass under way ended in its middle."""
+
     def undo(self, parts: Sequence[SequenceTokens]) -> None:
-        """Free the cells that were added."""
+        """Make sequences as they were before passes that added this, all of it or a part.
+
+        If that is impossible, a sequence may end with the first of the tokens that were to stay, or
+        become empty.
+        """
         for part in parts:
             self.cut(part.sequence, part.n_past)
         if self._has_branches:
             self._drop_branches()
+
+    # ---- spare sequences, which share cells of others ----
 
     def side(self, sequence: int, i: int, n_past: int) -> int:
         """Let spare sequence `i` share all of a sequence of `n_past` tokens; return its number.
@@ -232,32 +177,320 @@ class Cells(Rollback):
         self._has_branches = True
         return side
 
-    def drop_tree(self, sides: Sequence[int], n_keep: int) -> None:
-        """Drop of a tree that was evaluated all beside its trunk; it came after `n_keep` tokens."""
-        for side in sides:
-            llama.llama_memory_seq_rm(self._memory, side, n_keep, -1)
-
-    def end_trees(self) -> None:
-        """Note that all trees of a pass were dropped."""
-        self._has_branches = False
-
-    @contextmanager
-    def lent(self, sequence: int, start: int, stop: int) -> Iterator[int]:
-        """Let a spare sequence share the cells of a sequence's tokens `start` .. `stop` - 1, in the block.
-
-        Yields its number. There must be one: `n_spare`.
-        """
-        side = self._n_sequences
-        self._sides[0] = -1
-        self._remove(side, 0)
-        llama.llama_memory_seq_cp(self._memory, sequence, side, start, stop)
-        try:
-            yield side
-        finally:
-            self._remove(side, 0)
+    def drop_trees(self, parts: Sequence[SequenceTokens]) -> None:
+        """Drop of the trees that were evaluated all beside their trunks."""
+        if self._has_branches:
+            for part in parts:
+                for side in part.leaves:
+                    llama.llama_memory_seq_rm(self._memory, side, part.n_past + part.n_chain, -1)
+            self._has_branches = False
 
     def _drop_branches(self) -> None:
         for i in range(self.n_spare):
             llama.llama_memory_seq_rm(self._memory, self._n_sequences + i, -1, -1)
             self._sides[i] = -1
         self._has_branches = False
+
+    # ---- earlier places to continue from: where a model only attends, all are ----
+
+    def stop_before(self, sequence: int, n_past: int, n_tokens: int) -> int:
+        """Return how many of `n_tokens` that are to be read to read first."""
+        return n_tokens
+
+    def keep(self, sequence: int) -> None:
+        """Make it possible for `cut` to go back to where a sequence is now, whatever it reads."""
+
+    def keep_at(self, sequence: int, places: Sequence[int]) -> None:
+        """Make it possible for `cut` to go back to these numbers of tokens, once they are read."""
+
+    def rest(self, sequence: int) -> None:
+        """Free what only a sequence under way needs; this one is kept as it is."""
+
+    def copies(self, sequence: int) -> dict[int, State]:
+        """Return the kept states of a sequence by their number of tokens, for `adopt`."""
+        return {}
+
+    def adopt(self, sequence: int, copies: Mapping[int, State]) -> None:
+        """Take over the kept states of a sequence that moved here from another cache."""
+
+
+# ---- recurrent and hybrid models, which keep a state that every token changes ----
+#
+# A state cannot be cut: an earlier one must be at hand. There are three kinds, all of the pinned llama.cpp:
+#
+# snapshots   With `n_rs_seq` = n a pass also leaves the state after each of its last n + 1 tokens. So up to n
+#             tokens can be taken back, but fewer than the pass had: the state before it is not among them
+#             (the library says yes to that as well, and continues from an older one). Only once after a pass:
+#             then another pass must come. 1 + n states of memory for each sequence; only some architectures
+#             (recurrent.SNAPSHOTS).
+# marks       A spare sequence is told to share the state (`llama_memory_seq_cp`). The next pass sees that it
+#             is shared, reads it where it is and writes the new one to another place: nothing is copied and
+#             nothing is computed twice. A state of memory for each mark; all architectures.
+# copies      The state in memory of our own (`llama_state_seq_get_data_ext`): copied there and back. For
+#             places that are gone back to much later, and before long passes, which Ctrl-C may break off.
+#
+# With snapshots a verified draft costs no pass more than with cells. With marks the accepted tokens of a
+# draft that was not wholly accepted are read again, together with the next ones.
+#
+# The attention layers of a hybrid model have cells as in other models. `llama_memory_seq_rm` takes both back,
+# the state first, and changes nothing where it cannot.
+
+LONG = 64
+"""Tokens from which on a pass may be broken off: the state is copied before, which costs little beside it."""
+
+MOST_COPIES = 2
+"""Most copies of states for each sequence: the one after the fewest tokens, and the last."""
+
+_STATE_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: without the cells of attention
+
+
+@dataclass(slots=True)
+class _SequenceStates:
+    """The earlier states of a sequence. The keys are numbers of tokens."""
+
+    marks: dict[int, int] = field(default_factory=dict)
+    """Spare sequences that hold states."""
+    copies: dict[int, State] = field(default_factory=dict)
+    undo: tuple[int, State] | None = None
+    """The state before the pass under way, if it is long."""
+    last: SequenceTokens | None = None
+    """The last pass, if its snapshots are still right."""
+    wanted: list[int] = field(default_factory=list)
+    """Where copies are to be made."""
+
+
+class States(Rollback):
+    """Takes tokens back by copies of states, where a model keeps no cell for each token."""
+
+    def __init__(self, n_sequences: int, size: RollbackSize, *, has_snapshots: bool) -> None:
+        """`has_snapshots`: whether the library keeps them for this architecture."""
+        super().__init__(n_sequences)
+        if not has_snapshots:
+            size = replace(size, n_snapshots=0)
+        self.n_snapshots = size.n_snapshots
+        self._marks_each = size.marks_each(n_sequences)
+        self.n_spare = self._marks_each * (n_sequences - size.n_kept)
+        if self.n_snapshots:
+            self.most_drafted = self.n_snapshots
+        self._spare = list(range(n_sequences, n_sequences + self.n_spare))
+        self._lines = [_SequenceStates() for _ in range(n_sequences)]
+        self._broken: list[int] = []  # sequences of a pass that ended in its middle
+
+    def n_past(self, sequence: int) -> int:
+        """Return the number of tokens in a sequence."""
+        for broken in self._broken:  # only if `undo` was interrupted too
+            self._go_to(broken, 0)
+        self._broken = []
+        return super().n_past(sequence)
+
+    def n_dropped(self, sequence: int) -> int:
+        """Return 0: the first tokens cannot be dropped."""
+        return 0
+
+    def drop_first(self, sequence: int, n_tokens: int) -> bool:
+        """Return False: a state is one of all tokens."""
+        return False
+
+    def n_reachable(self, sequence: int, n_keep: int) -> int:
+        """Return the number of tokens of the newest state after at most `n_keep`."""
+        line, n_past = self._lines[sequence], self.n_past(sequence)
+        if n_keep >= n_past:
+            return n_past
+        if n_past - n_keep <= self._n_back(line, n_past):
+            return n_keep
+        return max((n for n in (*line.marks, *line.copies) if n <= n_keep), default=0)
+
+    def _n_back(self, line: _SequenceStates, n_past: int) -> int:
+        last = line.last
+        if last is None or last.n_past + len(last.tokens) != n_past:
+            return 0
+        return min(self.n_snapshots, len(last.tokens) - 1)
+
+    def cut(self, sequence: int, n_keep: int) -> int:
+        """Go back to the newest state after at most `n_keep` tokens."""
+        line, n_past = self._lines[sequence], self.n_past(sequence)
+        n = self.n_reachable(sequence, n_keep)
+        if n == n_past and n:
+            return n
+        by_snapshot = n and n_past - n <= self._n_back(line, n_past)
+        self._forget_after(line, n)
+        if by_snapshot and self._remove(sequence, n):
+            return n
+        return self._go_to(sequence, n)
+
+    def _go_to(self, sequence: int, n: int) -> int:
+        """Restore the state of a mark or copy after `n` tokens, or none; return its number of tokens."""
+        line = self._lines[sequence]
+        if n in line.marks:
+            llama.llama_memory_seq_cp(self._memory, line.marks[n], sequence, 0, 0)
+        elif n in line.copies and not self._put(sequence, line.copies[n]):
+            n = 0
+        if n and self._remove(sequence, n) and super().n_past(sequence) == n:
+            return n
+        self._forget_after(line, 0)
+        self._remove(sequence, 0)
+        return 0
+
+    def _forget_after(self, line: _SequenceStates, n: int) -> None:
+        line.last = None
+        for place in [place for place in line.marks if place > n or not n]:
+            self._free(line.marks.pop(place))
+        line.copies = {place: copy for place, copy in line.copies.items() if 0 < place <= n}
+        if not n:
+            line.undo, line.wanted = None, []
+
+    def share(self, source: int, sequence: int, n_tokens: int) -> int:
+        """Let both have the same cells, and the empty one a copy of the state."""
+        line = self._lines[source]
+        known = (self.n_past(source), *line.marks, *line.copies)
+        n = max((n for n in known if n <= n_tokens), default=0)
+        if not n:
+            return 0
+        state = line.copies[n] if n in line.copies else self._copy(line.marks.get(n, source))
+        llama.llama_memory_seq_cp(self._memory, source, sequence, 0, n)
+        self._lines[sequence].copies = {place: copy for place, copy in line.copies.items() if place <= n}
+        return n if self._put(sequence, state) else self.cut(sequence, 0)
+
+    # ---- passes ----
+
+    def begin(self, parts: Sequence[SequenceTokens]) -> None:
+        """Mark or copy the states before these passes, if they may have to be restored."""
+        for part in parts:
+            line, n_past = self._lines[part.sequence], part.n_past
+            line.undo = None
+            if not n_past:
+                continue
+            if self._marks_each > 1 or (self._marks_each and part.n_drafted):
+                self._mark(part.sequence, n_past)
+            if len(part.tokens) >= LONG and n_past not in line.marks and n_past not in line.copies:
+                line.undo = n_past, self._copy(part.sequence)
+
+    def begin_pass(self, parts: Sequence[SequenceTokens]) -> bool:
+        """Note which snapshots it makes; only a long pass may be broken off."""
+        for line in self._lines:  # states of others may be moved, and their snapshots are not
+            line.last = None
+        for part in parts:
+            self._keep_wanted(part)
+            self._lines[part.sequence].last = part
+        self._broken = []
+        return sum(len(part.tokens) for part in parts) >= LONG
+
+    def break_off(self) -> None:
+        """Trust no state that the pass wrote."""
+        self._broken = [sequence for sequence, line in enumerate(self._lines) if line.last]
+        for line in self._lines:
+            line.last = None
+
+    def undo(self, parts: Sequence[SequenceTokens]) -> None:
+        """Go back to the states before; or leave the tokens that were to stay."""
+        if len(self._broken) > 1:  # it may have moved states of all sequences
+            self._broken = list(range(self._n_sequences))
+            return  # the next look at one of them empties all
+        for part in parts:
+            line = self._lines[part.sequence]
+            if line.undo and line.undo[0] == part.n_past:
+                line.copies[part.n_past] = line.undo[1]
+            if self._broken:
+                n = max((n for n in (*line.marks, *line.copies) if n <= part.n_past), default=0)
+                self._forget_after(line, n)
+                self._go_to(part.sequence, n)
+                self._broken = []
+            elif (n_past := self.n_past(part.sequence)) > part.n_past:
+                self.cut(part.sequence, self._best_end(part, n_past))
+            if line.undo:
+                line.copies.pop(line.undo[0], None)
+                line.undo = None
+
+    def _best_end(self, part: SequenceTokens, n_past: int) -> int:
+        if self.n_reachable(part.sequence, part.n_past) == part.n_past:
+            return part.n_past
+        n_true = min(n_past, part.n_past + len(part.tokens) - part.n_drafted)
+        return n_true if self.n_reachable(part.sequence, n_true) == n_true else part.n_past
+
+    def clear(self) -> None:
+        """Empty all sequences, and free all marks."""
+        for line in self._lines:
+            self._forget_after(line, 0)
+        super().clear()
+
+    # ---- marks ----
+
+    def _mark(self, sequence: int, n_past: int) -> None:
+        """Let a spare sequence share the state of a sequence, if one is free."""
+        line = self._lines[sequence]
+        if n_past in line.marks:
+            return
+        if len(line.marks) >= self._marks_each:
+            self._free(line.marks.pop(self._least_useful(line, n_past)))
+        if self._spare:
+            spare = self._spare.pop()  # noted when it is one: Ctrl-C may come between any two lines
+            # An empty range of cells: attention need not know of a mark.
+            llama.llama_memory_seq_cp(self._memory, sequence, spare, 0, 0)
+            line.marks[n_past] = spare
+
+    def _least_useful(self, line: _SequenceStates, n_past: int) -> int:
+        """Return the mark whose neighbours are closest, seen from the sequence's end.
+
+        So marks become rarer with their distance: going back d tokens reads at most 2 d again.
+        """
+        ends = [0, *sorted(line.marks), n_past]
+        return min(line.marks, key=lambda n: (ends[(i := ends.index(n)) + 1] - ends[i - 1]) / (n_past - n))
+
+    def _free(self, spare: int) -> None:
+        llama.llama_memory_seq_rm(self._memory, spare, -1, -1)
+        self._spare.append(spare)
+
+    # ---- copies ----
+
+    def _copy(self, sequence: int) -> State:
+        """Return a copy of the state of a sequence."""
+        size = llama.llama_state_seq_get_size_ext(self._context, sequence, _STATE_ONLY)
+        state: State = np.empty(size, np.uint8)
+        llama.llama_state_seq_get_data_ext(self._context, bytes_of(state), size, sequence, _STATE_ONLY)
+        return state
+
+    def _put(self, sequence: int, state: State) -> bool:
+        """Give a sequence the state of a copy; return whether the library could."""
+        n = llama.llama_state_seq_set_data_ext(
+            self._context, bytes_of(state), state.nbytes, sequence, _STATE_ONLY
+        )
+        return bool(n == state.nbytes)
+
+    def stop_before(self, sequence: int, n_past: int, n_tokens: int) -> int:
+        """Stop where a copy is wanted."""
+        stops = (n - n_past for n in self._lines[sequence].wanted)
+        return min((n for n in stops if 0 < n < n_tokens), default=n_tokens)
+
+    def _keep_wanted(self, part: SequenceTokens) -> None:
+        line, end = self._lines[part.sequence], part.n_past + len(part.tokens)
+        if any(n < end for n in line.wanted):
+            line.wanted = [n for n in line.wanted if n >= end]
+            self.keep(part.sequence)
+
+    def keep(self, sequence: int) -> None:
+        """Make a copy; of too many the one goes that is neither the first nor the last."""
+        line, n_past = self._lines[sequence], self.n_past(sequence)
+        if n_past and n_past not in line.copies:
+            line.copies[n_past] = self._copy(sequence)
+            while len(line.copies) > MOST_COPIES:
+                del line.copies[sorted(line.copies)[1]]
+
+    def keep_at(self, sequence: int, places: Sequence[int]) -> None:
+        """Note after how many tokens of a sequence its state is to be copied, when it reads on."""
+        n_past = self.n_past(sequence)
+        self._lines[sequence].wanted = [n for n in places if n > n_past]
+
+    def rest(self, sequence: int) -> None:
+        """Free the marks of a sequence that is not under way; its last state stays."""
+        line = self._lines[sequence]
+        while line.marks:
+            self._free(line.marks.popitem()[1])
+        line.wanted = []
+
+    def copies(self, sequence: int) -> dict[int, State]:
+        """Return the copies by their number of tokens."""
+        return self._lines[sequence].copies
+
+    def adopt(self, sequence: int, copies: Mapping[int, State]) -> None:
+        """Take over copies: they do not depend on the cache's size."""
+        self._lines[sequence].copies = dict(copies)

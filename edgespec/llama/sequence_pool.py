@@ -7,7 +7,7 @@ place. A sequence that ended stays as long as nobody needs its cells: the one un
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from edgespec.decoding.session import as_ints
@@ -15,7 +15,7 @@ from edgespec.llama.backend import llama
 from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.prompt_states import PromptStates
 from edgespec.llama.rollback import State
-from edgespec.llama.session import Session
+from edgespec.llama.session import Session, n_cells
 from edgespec.platform.closing import Closing
 
 _WORTH_KEEPING = 32  # tokens: reading fewer again costs no more than what keeping them may push out
@@ -67,22 +67,19 @@ class SequencePool(Closing):
     @property
     def n_used(self) -> int:
         """Cells of the sequences under way."""
-        return self._n_cells(self._running)
+        return n_cells(self._running)
 
     @property
     def n_kept(self) -> int:
         """Cells of the sequences that are kept."""
-        return self._n_cells(self._kept.values())
-
-    def _n_cells(self, sessions: Iterable[Session]) -> int:
-        return self.cache.n_cells(session.sequence for session in sessions)
+        return n_cells(self._kept.values())
 
     def n_new(self, tokens: Sequence[int]) -> int:
         """Return the cells that a sequence of `tokens` would take besides those of sequences under way."""
         best, n, _ = self._best(tokens)
         shared = 0
         if best:
-            cells = (self.cache.n_shared(best.sequence, one.sequence) for one in self._running)
+            cells = (best.n_shared(one) for one in self._running)
             shared = n if best in self._running else min(n, max(cells, default=0))
         return len(tokens) - shared
 
@@ -96,14 +93,14 @@ class SequencePool(Closing):
         session: Session | None = None
         if best and id(best) in self._kept:
             # With no number left, or if little follows what both have, the sequence itself is continued.
-            is_last = self.cache.n_open == self.cache.n_sequences and len(self._kept) == 1
+            is_last = len(self.cache.sessions) == self.cache.n_sequences and len(self._kept) == 1
             if is_last or best.n_past - n < _WORTH_KEEPING:
                 session = self._kept.pop(id(best))
                 if session.n_past - n >= _WORTH_KEEPING:
                     self._store(session)
                 session.rewind(n)
         if session is None:
-            if self.cache.n_open == self.cache.n_sequences:
+            if len(self.cache.sessions) == self.cache.n_sequences:
                 self._drop_oldest(but=best)
             session = Session.within(self.cache, self.n_ctx)
             if best and n:
@@ -169,9 +166,9 @@ class SequencePool(Closing):
         while self._kept and self.n_kept > self.cache.n_ctx - self._reserved:
             self._drop_oldest()
 
-    def make_room(self, n_cells: int) -> bool:
-        """Drop sequences that are kept until `n_cells` cells are free; return whether they are."""
-        while self._n_cells([*self._running, *self._kept.values()]) + n_cells > self.cache.n_ctx:
+    def make_room(self, n_free: int) -> bool:
+        """Drop sequences that are kept until `n_free` cells are free; return whether they are."""
+        while n_cells([*self._running, *self._kept.values()]) + n_free > self.cache.n_ctx:
             if not self._kept:
                 return False
             self._drop_oldest()

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
 from edgespec._core import Interrupt
-from edgespec.decoding.session import Rows, SequenceTokens
+from edgespec.decoding.session import Inputs, Rows, SequenceTokens, n_common
 from edgespec.errors import EdgespecError
-from edgespec.llama.batch import EmbeddingsFn
+from edgespec.llama.backend import llama
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
-from edgespec.llama.rollback import RollbackSize, State
+from edgespec.llama.rollback import RollbackSize, State, bytes_of
 from edgespec.platform.closing import Closing
 
 if TYPE_CHECKING:
     from edgespec.llama.weights import Model
+
+EmbeddingsFn = Callable[[Sequence[int]], Inputs | None]
+"""Returns the rows that the first layer takes for n tokens, shape (n, n_embd); already scaled if the
+architecture scales embeddings (Gemma). For a head: the target's hidden states; None where it takes tokens
+alone."""
 
 
 class Session(Closing):
@@ -25,6 +32,8 @@ class Session(Closing):
     interrupted `eval` leaves the sequence as it was before the call; that of a model that keeps a state may
     also end with the first of the tokens that were to be read, or become empty.
     """
+
+    _embeddings: EmbeddingsFn | None = None
 
     def __init__(  # noqa: PLR0913 - all that a cache of its own is made of
         self,
@@ -43,8 +52,7 @@ class Session(Closing):
         `n_batch`: most tokens computed in one pass. `n_logits_max`: most rows one `eval` returns; it sets the
         size of buffers. `embeddings`: returns the input rows of tokens, for a model whose own table lacks
         some. `interrupt` can end a pass: then `eval` raises KeyboardInterrupt. `rollback`: what a model that
-        keeps a state sets aside to take tokens back. Raises EdgespecError if the context cannot be created
-        or the model cannot take embeddings.
+        keeps a state sets aside to take tokens back. Raises EdgespecError if the context cannot be created.
         """
         size = KVCacheSize(
             n_ctx=n_ctx,
@@ -52,8 +60,10 @@ class Session(Closing):
             n_logits_max=n_logits_max,
             rollback=rollback or RollbackSize(),
         )
-        cache = KVCache(model, size, n_threads=n_threads, embeddings=embeddings, interrupt=interrupt)
+        takes_inputs = embeddings is not None
+        cache = KVCache(model, size, n_threads=n_threads, takes_inputs=takes_inputs, interrupt=interrupt)
         self._begin(cache, owns_cache=True)
+        self._embeddings = embeddings
 
     @classmethod
     def within(cls, cache: KVCache, n_ctx: int | None = None) -> Self:
@@ -66,33 +76,25 @@ class Session(Closing):
         return session
 
     def _begin(self, cache: KVCache, n_ctx: int | None = None, *, owns_cache: bool) -> None:
-        self.cache = cache
-        self.model = cache.model
+        self.cache, self.model = cache, cache.model
         self.n_ctx = min(n_ctx or cache.n_ctx, cache.n_ctx)
         """Most tokens of the sequence."""
-        self.n_batch = cache.n_batch
-        self.n_logits_max = cache.n_logits_max
-        self.max_leaves = cache.max_leaves
-        self.most_drafted = cache.most_drafted
-        """Most tokens of a pass that may be taken back after it."""
-        self.all_logits = cache.all_logits
-        """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
-        self.n_features_max = cache.n_logits_max if cache.all_logits else cache.n_batch
-        """Most tokens of a pass that leaves hidden states."""
         self._owns_cache = owns_cache
-        self.sequence = cache.take(self.n_ctx)
+        self._written = array("i")
+        # How many of their first tokens it and another have in the same cells, at most: `n_shared` says more.
+        self._shared: dict[Session, int] = {}
+        self.sequence = cache.open(self)
         """The sequence's number in the cache."""
-        self._is_open = True
 
     @property
     def n_past(self) -> int:
         """Tokens in the sequence."""
-        return self.cache.n_past(self.sequence)
+        return self.cache.rollback.n_past(self.sequence)
 
     @property
     def n_held(self) -> int:
         """Tokens of the sequence in the cache: fewer than `n_past` after `drop_first`."""
-        return self.cache.n_held(self.sequence)
+        return self.n_past - self.cache.rollback.n_dropped(self.sequence)
 
     def drop_first(self, n_tokens: int) -> bool:
         """Take the first `n_tokens` of more out of the cache.
@@ -103,21 +105,39 @@ class Session(Closing):
         """
         if not 0 <= n_tokens < self.n_past:
             raise ValueError(f"cannot drop {n_tokens} of {self.n_past} tokens")
-        return self.cache.drop_first(self.sequence, n_tokens)
+        self._unshare(0)
+        return self.cache.rollback.drop_first(self.sequence, n_tokens)
 
     @property
     def tokens(self) -> list[int]:
         """The tokens in the sequence."""
-        return self.cache.tokens(self.sequence)
+        return self.written.tolist()
 
     @property
     def written(self) -> array[int]:
         """The tokens as C ints, a hundred times as fast as `tokens`."""
-        return self.cache.written(self.sequence)
+        return self._written[: self.n_past]
 
     def n_same(self, tokens: array[int]) -> int:
-        """Return how many of `tokens` the sequence begins with."""
-        return self.cache.n_same(self.sequence, tokens)
+        """Return how many of `tokens` the sequence begins with; it is compared in place."""
+        return min(n_common(self._written, tokens), self.n_past)
+
+    def note(self, n_past: int, tokens: Sequence[int]) -> None:
+        """Note what follows the first `n_past` tokens; what was taken back is written anew."""
+        self._unshare(n_past)
+        del self._written[n_past:]
+        self._written.extend(tokens)
+
+    def _unshare(self, n_tokens: int) -> None:
+        """Note that what follows the first `n_tokens` is in no other's cells."""
+        for other, both in [*self._shared.items()]:
+            self._shared[other] = other._shared[self] = min(n_tokens, both)
+            if not n_tokens:
+                del self._shared[other], other._shared[self]
+
+    def n_shared(self, other: Session) -> int:
+        """Return how many tokens of both are in the same cells; they are the first."""
+        return min(self._shared.get(other, 0), self.n_past, other.n_past)
 
     def eval(self, tokens: Sequence[int], *, n_logits: int = 1, parents: Sequence[int] | None = None) -> Rows:
         """Append `tokens` to the sequence; return the logits after each of the last `n_logits`.
@@ -134,14 +154,18 @@ class Session(Closing):
         EdgespecError if the context is full (each node needs a place while it is computed), the model cannot
         evaluate branches or the library fails, KeyboardInterrupt if the abort callback stops it.
         """
-        return self.cache.forward([SequenceTokens(self.sequence, tokens, n_logits, parents)])[0].rows
+        inputs = self._embeddings(tokens) if self._embeddings else None
+        return self.cache.forward([SequenceTokens(self.sequence, tokens, n_logits, parents, inputs)])[0].rows
 
     def begin_as(self, other: Session, n_tokens: int) -> None:
         """Begin the empty sequence with the first `n_tokens` of `other`, or fewer, and share their cells.
 
         Fewer if the model keeps states and has none after `n_tokens` tokens.
         """
-        self.cache.share(other.sequence, self.sequence, n_tokens)
+        n = self.cache.rollback.share(other.sequence, self.sequence, n_tokens)
+        self.note(0, other._written[:n])
+        for one, both in [*other._shared.items(), (other, n)]:
+            self._shared[one] = one._shared[self] = min(n, both)
 
     def n_reachable(self, n_keep: int) -> int:
         """Return how many tokens `rewind(n_keep)` would leave."""
@@ -166,7 +190,7 @@ class Session(Closing):
             raise EdgespecError(
                 f"{self.model.name} cannot take tokens back (architecture {self.model.header.architecture})"
             )
-        return self.cache.cut(self.sequence, n_keep)
+        return self.cache.rollback.cut(self.sequence, n_keep)
 
     def keep(self) -> None:
         """Checkpoint the state here: `rewind` can come back to it, whatever follows."""
@@ -185,16 +209,21 @@ class Session(Closing):
         if self._owns_cache:
             self.cache.clear()
         else:
-            self.cache.cut(self.sequence, 0)
+            self.cache.rollback.cut(self.sequence, 0)
 
     @property
     def state_bytes(self) -> int:
         """Size in bytes of what `state` would return now."""
-        return self.cache.state_bytes(self.sequence)
+        return int(llama.llama_state_seq_get_size(self.cache.context, self.sequence))
 
     def state(self) -> State:
         """Return a copy of the sequence's cache, for `restore`."""
-        return self.cache.state(self.sequence)
+        size = self.state_bytes
+        state: State = np.empty(size, np.uint8)
+        n = llama.llama_state_seq_get_data(self.cache.context, bytes_of(state), size, self.sequence)
+        if n != size:
+            raise EdgespecError(f"{self.model.path}: llama.cpp copied {n} of {size} bytes of the cache")
+        return state
 
     def copies(self) -> dict[int, State]:
         """The states kept to come back to, by the number of tokens; only where a model keeps a state."""
@@ -212,8 +241,10 @@ class Session(Closing):
         EdgespecError, and leaves the sequence empty, if the cache does not fit.
         """
         self.clear()
-        self.cache.set_tokens(self.sequence, timeline)
-        if not self.cache.restore(self.sequence, state) or self.n_past != len(timeline):
+        self.note(0, timeline)
+        context, size = self.cache.context, state.nbytes
+        n = llama.llama_state_seq_set_data(context, bytes_of(state), size, self.sequence)
+        if n != size or self.n_past != len(timeline):
             self.clear()
             raise EdgespecError(
                 f"{self.model.path}: llama.cpp could not restore a cache of {len(timeline)} tokens"
@@ -222,11 +253,19 @@ class Session(Closing):
 
     def close(self) -> None:
         """End the sequence; a second call does nothing. Rows become invalid if the cache is its own."""
-        if self._is_open:
-            self._is_open = False
-            self.cache.release(self.sequence)
+        if self.cache.end(self):
+            self._unshare(0)
             if self._owns_cache:
                 self.cache.close()
 
 
-__all__ = ["Session", "State"]
+def n_cells(sessions: Iterable[Session]) -> int:
+    """Return how many cells sessions of one cache have; one that several share is counted once."""
+    lengths: dict[Session, int] = {}
+    found = 0
+    for session in sessions:
+        n_held = session.n_held
+        most = max((min(session._shared.get(one, 0), n) for one, n in lengths.items()), default=0)
+        lengths[session] = n_held
+        found += max(0, n_held - most)
+    return found

@@ -139,7 +139,7 @@ class ModelShape(_TomlTable, frozen=True):
     vocabulary: Positive
     """Number of tokens."""
     states: Positive = 0
-    """Bytes of the states of one text, earlier ones included, where a model keeps such (llama/states.py)."""
+    """Bytes of the states of one text, earlier ones included, where a model keeps them."""
 
 
 class Entry(_TomlTable, frozen=True):

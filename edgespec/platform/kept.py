@@ -174,7 +174,7 @@ STATES = Kept(
     "states of conversations of `chat --continue`, at most `--state-limit` (not those of `--state-dir`)",
     deleted="always",
     names=r"[0-9a-f]{16}(-[0-9a-f]{32}){1,2}\.state",
-    magics=(b"edgespec prompt state 2\n", b"edgespec prompt state 1\n"),  # the second is not used any more
+    magics=tuple(b"edgespec prompt state %d\n" % n for n in (3, 2, 1)),  # only the first is used
     personal=True,
 )
 PROFILES = Kept(

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.decoding.constraint import Constraint
-from edgespec.decoding.drafter import Position
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.tree import Position
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import Policy
 from edgespec.drafting.suffix import SuffixDrafts

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.choices import NamedDrafter
-from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.session import TokenView, n_common
+from edgespec.decoding.tree import Drafter
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import Policy
 from edgespec.drafting.plugin import PluginDrafter

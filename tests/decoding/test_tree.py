@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
+from edgespec.decoding.passes import balance, cut, fold, merge, order
 from edgespec.decoding.tree import TreeNode, dump, is_chain, lower
 
 CHANCES = [0.0, 0.125, 0.25, 0.5, 0.75, 1.0]  # products are exact, and equal ones occur
@@ -253,29 +253,6 @@ def test_two_sources_that_contradict_each_other():
     assert [node.path for node in balance(tree)] == pytest.approx([0.9, 0.8, 0.1, 0.05])
 
 
-# ---- prune ----
-
-
-@given(trees(), st.sampled_from([0.0, 0.01, 0.125, 0.3, 0.75, 1.0, 2.0]))
-def test_what_is_not_worth_its_price_goes(tree, price):
-    left = prune(tree, price)
-    assert_is_valid(left, tree)
-    kept = [node for i, node in enumerate(tree) if must_stay(tree, i) or node.path >= price]
-    assert [replace(node, parent=0) for node in left] == [replace(node, parent=0) for node in kept]
-    assert pinned(left) == pinned(tree)
-    assert prune(left, price) is left
-
-
-@given(trees(broken=True), st.sampled_from([0.0, 0.2, 0.6, 2.0]))
-def test_a_child_is_worth_at_most_its_parent(tree, price):
-    left = prune(tree, price)
-    assert_is_valid(left, tree)
-    assert pinned(left) == pinned(tree)
-    assert prune(left, price) is left
-    for i in range(len(left)):
-        assert must_stay(left, i) or clamped(left, i) >= price
-
-
 # ---- cut ----
 
 
@@ -448,7 +425,6 @@ def test_a_sampled_token_beside_a_forced_one_stays_without_a_chance():
 PASSES = {
     "merge": lambda tree: merge([tree]),
     "fold": lambda tree: fold(tree, lambda said: None, 64),
-    "prune": lambda tree: prune(tree, 0.0),
     "cut": lambda tree: cut(tree, [1.0] * 66, 1.0, 64),
     "order": order,
 }
@@ -595,7 +571,6 @@ def blind(change):
 
 
 DROPPING = {
-    "prune": lambda tree: prune(tree, 0.5),
     "cut": lambda tree: cut(tree, [float(n) for n in range(6)], 0.5, 3),
     "cut to the room": lambda tree: cut(tree, [1.0] * 6, 1.0, 2),
 }

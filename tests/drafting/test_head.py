@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.decoding.features import KEPT, TargetFeatures
 from edgespec.decoding.grammars import Grammar
 from edgespec.decoding.options import Options, Waking
-from edgespec.decoding.session import Forward
+from edgespec.decoding.session import KEPT, Forward, TargetFeatures
 from edgespec.drafting.head_model import HeadModel, states_worth
 from edgespec.drafting.pace import Policy
 from edgespec.errors import EdgespecError, UsageError

@@ -7,9 +7,8 @@ import pytest
 
 from architecture_table import MTP
 from edgespec import Engine, SamplingParams
-from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.options import Waking
-from edgespec.decoding.session import Forward
+from edgespec.decoding.session import Forward, TargetFeatures
 from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.profile import ProfileKey
 from edgespec.errors import EdgespecError, UsageError

@@ -20,8 +20,8 @@ import pytest
 from command_line import COMMAND, user_environment
 from edgespec import Engine, SamplingParams, UsageError, testing
 from edgespec.decoding.choices import NamedDrafter
-from edgespec.decoding.drafter import DraftOutcome, Position
 from edgespec.decoding.generate import Generation
+from edgespec.decoding.tree import DraftOutcome, Position
 from edgespec.drafting.pace import Policy
 from edgespec.drafting.plugin import DrafterCosts, PluginDrafter, SourcePace, find_drafter
 from edgespec.drafting.profile import CostCurve, PassCosts

@@ -12,8 +12,7 @@ import pytest
 
 import head_equations
 from edgespec import Engine, SamplingParams
-from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.session import Forward, ForwardResult
+from edgespec.decoding.session import Forward, ForwardResult, TargetFeatures
 from edgespec.drafting.acceptance import bucket_of
 from edgespec.drafting.draft import BlockModel
 from edgespec.drafting.head_model import HeadModel

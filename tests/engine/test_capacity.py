@@ -11,13 +11,13 @@ from edgespec.drafting.profile import N_MAX, guessed_curve
 from edgespec.engine.capacity import (
     KEPT,
     USUAL_CELLS,
-    CapacityRequest,
     choose_capacity,
     expected_capacity,
     kept_sequences,
     room_without_limit,
     texts_that_pay,
 )
+from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.footprint import (
@@ -31,6 +31,7 @@ from edgespec.models.footprint import (
 )
 
 GIB = 1 << 30
+FREE = EngineOptions(parallel=None)
 SHARED = [0.0, *(1.0 + 0.15 * n for n in range(N_MAX))]
 """T(n) where a further token costs 0.15 of the first."""
 
@@ -65,21 +66,19 @@ def test_texts_pay_as_long_as_more_of_them_write_more(costs, expected):
 
 
 def test_much_memory_holds_one_full_text_or_a_thousand_tokens_of_each(target, draft):
-    held = choose_capacity(SHARED, target, draft, CapacityRequest(), 64 * GIB)
+    held = choose_capacity(SHARED, target, draft, FREE, 64 * GIB)
     assert (held.parallel, held.n_cells) == (16, 32768)
     assert held.n_bytes == 32768 * 28672 + 16 * 1024 * 12288
     assert str(held) == "16 texts at once, 32,768 tokens of cache, 1,141 MB"
-    short = choose_capacity(SHARED, replace(target, n_ctx_train=2048), draft, CapacityRequest(), 64 * GIB)
+    short = choose_capacity(SHARED, replace(target, n_ctx_train=2048), draft, FREE, 64 * GIB)
     assert short.n_cells == 16 * USUAL_CELLS
-    assert choose_capacity(SHARED, target, draft, CapacityRequest(), None) == held, (
-        "unknown memory is no limit"
-    )
+    assert choose_capacity(SHARED, target, draft, FREE, None) == held, "unknown memory is no limit"
 
 
 @pytest.mark.parametrize("available", [GIB // 4, GIB // 2, GIB, 2 * GIB, 3 * GIB, 4 * GIB, 8 * GIB])
 @pytest.mark.parametrize("kept_bytes", [0, 256 << 20])
 def test_caches_take_at_most_a_quarter_of_the_memory(target, draft, available, kept_bytes):
-    held = choose_capacity(SHARED, target, draft, CapacityRequest(kept_bytes=kept_bytes), available)
+    held = choose_capacity(SHARED, target, draft, replace(FREE, prefix_cache=kept_bytes), available)
     if held.parallel > 1:
         assert held.n_cells >= held.parallel * USUAL_CELLS
         assert held.n_bytes <= available // 4
@@ -89,27 +88,26 @@ def test_caches_take_at_most_a_quarter_of_the_memory(target, draft, available, k
 
 def test_little_memory_holds_fewer_texts(target, draft):
     available = (32768, GIB // 4, GIB, 2 * GIB, 4 * GIB)
-    found = [choose_capacity(SHARED, target, draft, CapacityRequest(), n).parallel for n in available]
+    found = [choose_capacity(SHARED, target, draft, FREE, n).parallel for n in available]
     assert found == sorted(found)
     assert (found[0], found[-1]) == (1, 16)
 
 
 def test_what_is_asked_for_is_given(target, draft):
     little = GIB // 4
-    assert choose_capacity(SHARED, target, draft, CapacityRequest(parallel=1), 64 * GIB).n_cells is None
-    four = choose_capacity(SHARED, target, draft, CapacityRequest(parallel=4), little)
+    assert choose_capacity(SHARED, target, draft, EngineOptions(parallel=1), 64 * GIB).n_cells is None
+    four = choose_capacity(SHARED, target, draft, EngineOptions(parallel=4), little)
     assert (four.parallel, four.n_cells) == (4, 4 * USUAL_CELLS)
-    long = choose_capacity(SHARED, target, draft, CapacityRequest(parallel=2, n_ctx=9000), little)
+    long = choose_capacity(SHARED, target, draft, EngineOptions(parallel=2, n_ctx=9000), little)
     assert (long.parallel, long.n_cells) == (2, 9000)
     assert (
-        choose_capacity(SHARED, target, draft, CapacityRequest(parallel=2, n_cells=512), little).n_cells
-        == 512
+        choose_capacity(SHARED, target, draft, EngineOptions(parallel=2, n_cells=512), little).n_cells == 512
     )
 
 
 def test_what_is_kept_has_cells_beside_those_of_the_texts(target, draft):
     kept = 256 << 20
-    held = choose_capacity(SHARED, target, draft, CapacityRequest(kept_bytes=kept), 64 * GIB)
+    held = choose_capacity(SHARED, target, draft, replace(FREE, prefix_cache=kept), 64 * GIB)
     assert held.n_cells == 32768 + int(0.75 * kept) // cell_bytes(target) // 256 * 256
 
 
@@ -125,7 +123,7 @@ def test_an_engine_has_the_capacity_that_it_says(tiny_path, tiny_draft_path):
         expected = expected_capacity(
             engine.target.header,
             engine.draft.header,
-            CapacityRequest(),
+            FREE,
             kernels="stock",
             n_threads=1,
             available=64 * GIB,
@@ -163,25 +161,25 @@ def hybrid(target):
 
 
 def test_one_text_has_snapshots_and_several_have_a_mark_and_a_kept_one(hybrid):
-    alone = choose_capacity(SHARED, hybrid, None, CapacityRequest(1), 64 * GIB)
+    alone = choose_capacity(SHARED, hybrid, None, EngineOptions(), 64 * GIB)
     assert alone.n_bytes == hybrid.n_ctx_train * cell_bytes(hybrid) + 9 * 20 * MB
-    held = choose_capacity(SHARED, hybrid, None, CapacityRequest(), 64 * GIB)
+    held = choose_capacity(SHARED, hybrid, None, FREE, 64 * GIB)
     assert held.parallel == 16
     assert held.n_bytes == held.n_cells * cell_bytes(hybrid) + 16 * 3 * 20 * MB
-    little = choose_capacity(SHARED, hybrid, None, CapacityRequest(), 2 * GIB + weight_bytes(hybrid))
+    little = choose_capacity(SHARED, hybrid, None, FREE, 2 * GIB + weight_bytes(hybrid))
     assert 1 < little.parallel < 8
     assert little.n_bytes <= GIB / 2
 
 
 def test_a_draft_model_that_keeps_a_state_has_marks(target, hybrid):
-    without = choose_capacity(SHARED, target, None, CapacityRequest(1), 64 * GIB)
-    held = choose_capacity(SHARED, target, hybrid, CapacityRequest(1), 64 * GIB)
+    without = choose_capacity(SHARED, target, None, EngineOptions(), 64 * GIB)
+    held = choose_capacity(SHARED, target, hybrid, EngineOptions(), 64 * GIB)
     assert held.n_bytes - without.n_bytes == 2 * (1024 * cell_bytes(hybrid) + (1 + DRAFT_MARKS) * 20 * MB)
 
 
 def test_a_model_without_attention_needs_no_cells(hybrid):
     recurrent = replace(hybrid, n_head_kv=(0,) * 24)
-    held = choose_capacity(SHARED, recurrent, None, CapacityRequest(kept_bytes=256 * MB), 64 * GIB)
+    held = choose_capacity(SHARED, recurrent, None, replace(FREE, prefix_cache=256 * MB), 64 * GIB)
     assert (held.parallel, held.n_bytes - held.n_cells) == (16, 16 * 3 * 20 * MB)
 
 

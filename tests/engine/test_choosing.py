@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.model_choice import choose_models
-from edgespec.engine.pair import Pair, PairOptions
+from edgespec.engine.options import EngineOptions
+from edgespec.engine.pair import Pair
 from edgespec.errors import UsageError
 from edgespec.llama import gguf_header
 from edgespec.models import draft_records, store
@@ -245,5 +246,5 @@ def test_a_link_to_a_file_of_the_store_needs_no_hash(paired, tmp_path, monkeypat
 def test_a_start_reads_each_header_once(tiny_path, tiny_draft_path, monkeypatch):
     read, read_gguf = [], gguf_header.read_gguf
     monkeypatch.setattr(gguf_header, "read_gguf", lambda path: read.append(path) or read_gguf(path))
-    Pair(tiny_path, tiny_draft_path, PairOptions()).close()
+    Pair(EngineOptions(tiny_path, tiny_draft_path), "auto").close()
     assert sorted(read) == sorted([tiny_path, tiny_draft_path])

@@ -12,7 +12,7 @@ from command_line import run_cli, user_environment
 from edgespec import Engine, SamplingParams
 from edgespec.engine import capacity
 from edgespec.engine.capacity import choose_cache_type
-from edgespec.engine.pair import PairOptions
+from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache_types import with_cache_type
 from edgespec.llama.gguf_header import read_header
@@ -204,7 +204,7 @@ def test_auto_is_what_the_engine_runs_with(packable_path, monkeypatch):
 
 def test_auto_is_refused_for_nodes():
     with pytest.raises(UsageError, match="name a type") as error:
-        PairOptions(rpc=("localhost:1",), cache_type="auto")
+        EngineOptions(rpc=("localhost:1",), cache_type="auto")
     assert error.value.field == "cache_type"
 
 

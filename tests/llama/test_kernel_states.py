@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from edgespec.apps.forge import importance
-from edgespec.decoding.session import SequenceTokens
+from edgespec.decoding.session import Forward, SequenceTokens
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import PassInput
 from edgespec.llama.hidden_states import of_kernels
 from edgespec.llama.kernels import LAST_NORM_OUT, KernelStates
-from edgespec.llama.kv_cache import KVCache, KVCacheSize, create_context
+from edgespec.llama.kv_cache import Batch, KVCache, KVCacheSize, create_context
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 
 pytestmark = pytest.mark.skipif(not kernels.plugin_path().exists(), reason="the kernels are not built")
@@ -56,9 +56,9 @@ def of_graph(model: Model, tokens: list[int]) -> np.ndarray:
         model, n_ctx=1024, n_threads=2, n_batch=512, n_logits_max=512, n_sequences=1, on_operation=callback
     )
     try:
-        given = PassInput(n, 1, n_embd=model.n_embd, embeddings=None)
-        given.fill(given.chain, tokens, n)
-        assert llama.llama_decode(context, given.chain.struct) == 0
+        given = Batch(n, 1)
+        given.fill([SequenceTokens(0, tokens)], all_logits=True)
+        assert llama.llama_decode(context, given.struct) == 0
     finally:
         llama.llama_free(context)
     return np.concatenate([found[NAMES[layer]] for layer in LAYERS], axis=1)
@@ -67,7 +67,7 @@ def of_graph(model: Model, tokens: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("n", [1, 8, 512])
 def test_they_are_those_of_the_graph(model: Model, n: int) -> None:
     with cache(model) as states:
-        part = SequenceTokens(states.take(), TOKENS[:n], 1, with_features=True)
+        part = Forward(Session.within(states), TOKENS[:n], 1, with_features=True)
         found = states.forward([part])[0].features
         assert found is not None
         assert found.shape == (n, 3 * model.n_embd)
@@ -77,7 +77,7 @@ def test_they_are_those_of_the_graph(model: Model, n: int) -> None:
 def test_of_several_sequences_in_a_pass_each_gets_its_own(model: Model) -> None:
     texts = [TOKENS[:20], TOKENS[100:103], TOKENS[200:231]]
     with cache(model, n_sequences=3) as states:
-        parts = [SequenceTokens(states.take(), text, 1, with_features=True) for text in texts]
+        parts = [Forward(Session.within(states), text, 1, with_features=True) for text in texts]
         results = [result.copy() for result in states.forward(parts)]
     for text, result in zip(texts, results, strict=True):
         assert result.features is not None
@@ -90,13 +90,13 @@ def test_tokens_with_logits_leave_theirs_for_nothing(packable_path: Path, n_logi
     """In the very pass that a prompt makes anyway: same logits, and the states of its end."""
     with Model(packable_path) as model, cache(model) as states:
         assert model.leaves_last_states
-        sequence = states.take()
-        plain = states.forward([SequenceTokens(sequence, TOKENS[:40], n_logits)])[0].copy()
+        session = Session.within(states)
+        plain = states.forward([Forward(session, TOKENS[:40], n_logits)])[0].copy()
         states.clear()
-        part = SequenceTokens(sequence, TOKENS[:40], n_logits, with_last_states=True)
+        part = Forward(session, TOKENS[:40], n_logits, with_last_states=True)
         left = states.forward([part])[0].copy()
         states.clear()
-        wanted = states.forward([SequenceTokens(sequence, TOKENS[:40], n_logits, with_features=True)])[0]
+        wanted = states.forward([Forward(session, TOKENS[:40], n_logits, with_features=True)])[0]
         assert plain.features is None
         assert left.features is not None
         assert wanted.features is not None
@@ -107,13 +107,12 @@ def test_tokens_with_logits_leave_theirs_for_nothing(packable_path: Path, n_logi
 def test_stock_kernels_leave_none_beside_logits(packable_path: Path) -> None:
     with Model(packable_path, kernels=False) as model, cache(model) as states:
         assert not model.leaves_last_states
-        part = SequenceTokens(states.take(), TOKENS[:40], 1, with_last_states=True)
+        part = Forward(Session.within(states), TOKENS[:40], 1, with_last_states=True)
         assert states.forward([part])[0].features is None
     with Model(packable_path, kernels=False) as model:
         model.hidden_states = of_kernels(LAYERS, 2)
-        part = SequenceTokens(0, TOKENS[:4], 1, with_features=True)
         with cache(model) as states, pytest.raises(EdgespecError, match="do not run all of its layers"):
-            states.forward([part])
+            Forward(Session.within(states), TOKENS[:4], 1, with_features=True).run()
 
 
 def test_layers_that_are_not_there() -> None:

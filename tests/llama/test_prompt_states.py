@@ -22,7 +22,7 @@ from edgespec.errors import UsageError
 from edgespec.llama.cache_types import with_cache_type
 from edgespec.llama.choices import StateRoom
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
-from edgespec.llama.prompt_states import LEAST, PIECE, PromptStates, StateFolder, model_key
+from edgespec.llama.prompt_states import LEAST, PromptStates, StateFolder, model_key
 from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import target_rollback
@@ -30,6 +30,7 @@ from tiny_gguf import write_tiny_gguf
 from tiny_states import tiny
 
 PLENTY = 1 << 30
+N = 256
 TAIL = 100
 GREEDY = SamplingParams(temperature=0.0)
 WRITER = """
@@ -50,7 +51,7 @@ def text(seed: int, n: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, 200, n).tolist()
 
 
-PROMPT = text(1, PIECE + TAIL)
+PROMPT = text(1, N + TAIL)
 
 
 @pytest.fixture(scope="module")
@@ -145,17 +146,17 @@ def test_states_and_windows_are_kept_as_a_whole(disk: Disk, name: str) -> None:
 def test_a_prompt_goes_on_from_the_longest_beginning(disk: Disk, long_model: Model) -> None:
     with disk.pool(long_model) as pool:
         read(pool, PROMPT)
-        read(pool, PROMPT[:PIECE] + text(2, TAIL))
+        read(pool, PROMPT[:N] + text(2, TAIL))
     assert len(disk.files) == 2
     with disk.pool(long_model) as pool:
         assert read(pool, PROMPT + text(3, TAIL))[0] == len(PROMPT)
     assert len(disk.files) == 2, "the longer one replaces the one that it begins with"
     assert disk.restored() == len(PROMPT)
     with disk.pool(long_model) as pool:
-        assert read(pool, PROMPT[:PIECE] + PROMPT[PIECE : PIECE + 50] + text(4, 50))[0] == PIECE + 50
+        assert read(pool, PROMPT[:N] + PROMPT[N : N + 50] + text(4, 50))[0] == N + 50
         memory = disk.restored()
-        assert read(pool, PROMPT[: PIECE - 1])[0] == PIECE - 2
-        assert (memory, disk.restored()) == (PIECE + 50, 0), "what memory has is not read from the disk"
+        assert read(pool, PROMPT[: N - 1])[0] == N - 2
+        assert (memory, disk.restored()) == (N + 50, 0), "what memory has is not read from the disk"
 
 
 def test_a_sequence_that_is_there_is_not_written_again(disk: Disk, long_model: Model) -> None:
@@ -253,7 +254,7 @@ def test_a_key_stands_for_all_that_the_bits_depend_on(packable_path: Path) -> No
 
 
 def test_those_unused_for_longest_go_first(disk: Disk, long_model: Model) -> None:
-    prompts = [text(seed, PIECE + 1) for seed in range(3)]
+    prompts = [text(seed, N + 1) for seed in range(3)]
     with disk.pool(long_model) as pool:
         read(pool, prompts[0])
         read(pool, prompts[1])
@@ -264,7 +265,7 @@ def test_those_unused_for_longest_go_first(disk: Disk, long_model: Model) -> Non
         read(pool, prompts[2])
     disk.restored()
     with disk.pool(long_model) as pool:
-        assert [read(pool, prompt)[0] for prompt in prompts] == [PIECE, 0, PIECE]
+        assert [read(pool, prompt)[0] for prompt in prompts] == [N, 0, N]
 
 
 STRANGE = f"{'0' * 16}-{'0' * 32}.state"
@@ -276,7 +277,7 @@ def test_what_edgespec_did_not_write_is_neither_counted_nor_deleted(
     disk: Disk, long_model: Model, name: str, kind: str
 ) -> None:
     with disk.pool(long_model) as pool:
-        read(pool, text(1, PIECE + 1))
+        read(pool, text(1, N + 1))
     (own,) = disk.files
     size, stranger = own.stat().st_size, disk.path / name
     match kind:
@@ -295,8 +296,8 @@ def test_what_edgespec_did_not_write_is_neither_counted_nor_deleted(
     os.utime(stranger, (0, 0), follow_symlinks=False)
     before = stranger.lstat()
     with disk.pool(long_model, limit=size + size // 2) as pool:
-        read(pool, text(2, PIECE + 1))
-        assert read(pool, text(2, PIECE + 1))[0] == PIECE
+        read(pool, text(2, N + 1))
+        assert read(pool, text(2, N + 1))[0] == N
     assert disk.lines == []
     assert not own.exists() and len(disk.files) == 2, "the other one was written"
     assert (stranger.lstat().st_ino, stranger.lstat().st_mtime) == (before.st_ino, 0)
@@ -357,8 +358,7 @@ def check_files(disk: Disk) -> int:
     folder = StateFolder(StateRoom(disk.path, PLENTY), disk.lines.append)
     stored = folder.sequences("0" * 16)
     for one in stored:
-        (state,) = folder.states(one, 0, 1)
-        assert state is not None
+        (state,) = folder.states(one)
         assert (state == one.tokens[0] % 251).all()
     assert disk.lines == []
     return len(stored)

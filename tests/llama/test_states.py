@@ -13,10 +13,9 @@ import pytest
 from edgespec.decoding.session import Forward
 from edgespec.llama.backend import llama
 from edgespec.llama.kv_cache import CacheFull, KVCache, KVCacheSize
-from edgespec.llama.rollback import RollbackSize
+from edgespec.llama.rollback import LONG, MOST_COPIES, RollbackSize
 from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.session import Session
-from edgespec.llama.states import LONG, MOST_COPIES
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import states_bytes, target_rollback
 from tiny_states import SOME, STATEFUL, tiny

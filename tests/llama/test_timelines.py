@@ -14,7 +14,7 @@ from edgespec.drafting.draft_model import DraftModel
 from edgespec.errors import EdgespecError
 from edgespec.llama.kv_cache import CacheFull, KVCache, KVCacheSize
 from edgespec.llama.sequence_pool import SequencePool
-from edgespec.llama.session import Session
+from edgespec.llama.session import Session, n_cells
 from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
 from tree_shapes import SPREAD, random_shape, trunk
@@ -267,7 +267,7 @@ def test_cells_are_counted_as_the_library_has_them(tiny_target: Model, data: st.
                 session.eval(NEXT[:4], n_logits=4, parents=[-1, 0, -1])
             elif act == "read" and timelines.make_room(n := data.draw(st.integers(1, 60))):
                 session.eval(text(data.draw(st.integers(0, 3)), n), n_logits=0)
-        n_free = cache.n_ctx - cache.n_cells(range(cache.n_sequences))
+        n_free = cache.n_ctx - n_cells(cache.sessions.values())
         session = min(sessions, key=lambda one: one.n_past)
         if n_free:
             session.eval([2] * n_free, n_logits=0)
@@ -333,10 +333,8 @@ def test_the_one_unused_for_longest_goes_first(tiny_target: Model) -> None:
 def test_sequences_are_compared_where_they_are(tiny_target: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of those kept is copied for a prompt, whether it can begin or only waits."""
     copied = []
-    real = KVCache.written
-    monkeypatch.setattr(
-        KVCache, "written", lambda cache, sequence: copied.append(sequence) or real(cache, sequence)
-    )
+    real = Session.written.fget
+    monkeypatch.setattr(Session, "written", property(lambda one: copied.append(one) or real(one)))
     with open_timelines(tiny_target) as timelines:
         for seed in (1, 2, 3):
             session = timelines.begin(text(seed, 40))

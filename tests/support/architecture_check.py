@@ -31,8 +31,8 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.mtp import why_no_mtp
+from edgespec.llama.rollback import LONG
 from edgespec.llama.session import Session
-from edgespec.llama.states import LONG
 from edgespec.llama.weights import Model
 from edgespec.platform.processes import Cancellation, ChildExit, ReportingChild, answer, say
 from operations import operations_of

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.session import ForwardResult
+from edgespec.decoding.session import ForwardResult, TargetFeatures
 from edgespec.drafting.head_model import HeadModel
 from toy_sessions import ToySession
 

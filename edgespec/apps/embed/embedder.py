@@ -17,12 +17,11 @@ from edgespec.decoding.session import SequenceTokens
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import PassInput
 from edgespec.llama.choices import KernelsChoice, Pooling
 from edgespec.llama.gguf_header import GGUFHeader, check_complete_file, other_kind
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
-from edgespec.llama.kv_cache import create_context
+from edgespec.llama.kv_cache import Batch, create_context
 from edgespec.llama.weights import Model
 from edgespec.models.resolve import named_as, resolve
 from edgespec.platform.closing import Closing
@@ -150,7 +149,7 @@ class PoolingContext(Closing):
         self._finalizer = finalize(self, _free, context, model)
         model.sessions.add(self)
         self._model, self._context, self._home = model, context, HomeProcess("the context")
-        self._input = PassInput(self._n_batch, PASS_TEXTS, n_embd=model.n_input, embeddings=None)
+        self._input = Batch(self._n_batch, PASS_TEXTS)
         self._interrupt = interrupt  # its data must live as long as the context
         if interrupt:
             callback = ctypes.cast(ctypes.c_void_p(interrupt.callback), llama.ggml_abort_callback)
@@ -193,13 +192,11 @@ class PoolingContext(Closing):
             yield [part.section(start, min(self._n_batch, n - start))]
 
     def _decode(self, parts: Sequence[SequenceTokens]) -> None:
-        batch = self._input.parts
-        batch.lay_out(parts, all_logits=True)
-        self._input.fill(batch, [token for part in parts for token in part.tokens], None)
+        self._input.fill(parts, all_logits=True)
         backend.clear_log()
         plugin = self._model.plugin  # which can leave the logits out
         with backend.interruptible(), plugin.last_logits(1) if plugin else nullcontext():
-            code = llama.llama_decode(self._context, batch.struct)
+            code = llama.llama_decode(self._context, self._input.struct)
         if code == _ABORTED:
             raise KeyboardInterrupt
         if code:

@@ -19,10 +19,11 @@ from edgespec._core import Interrupt, Sampler
 from edgespec.apps.forge.dataset import Dataset, TrainingText, is_held_out
 from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.decoding.sampling import Coins, SamplingParams
-from edgespec.decoding.session import Features, Rows, SequenceTokens
+from edgespec.decoding.session import Features, Forward, Rows
 from edgespec.errors import EdgespecError, LogitsOf, MessageFn, silent
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.rollback import RollbackSize
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import loaded_bytes, shape_of
 from edgespec.models.hub import format_size
@@ -66,7 +67,7 @@ class RunningText:
     end: TrainingText
     """The text at its end, without its tokens; hidden states are filled in as they are evaluated."""
     n_end: int
-    sequence: int
+    session: Session
     coins: Coins
     n_evaluated: int = 0
 
@@ -184,7 +185,7 @@ class TargetWriter(Closing):
                 on_progress(run)
         finally:
             for one in run.running:
-                self._cache.release(one.sequence)
+                one.session.close()
             writer.flush()
         return run
 
@@ -231,7 +232,7 @@ class TargetWriter(Closing):
             weights=np.array(weights, np.float16) if weights else None,
         )
         coins = Coins(_mixed(prompt.key))
-        run.running.append(RunningText(prompt, tokens, end, n_end, self._cache.take(), coins))
+        run.running.append(RunningText(prompt, tokens, end, n_end, Session.within(self._cache), coins))
 
     # ---- a pass ----
 
@@ -239,7 +240,7 @@ class TargetWriter(Closing):
         """Run one pass, and end the texts that are finished."""
         n_free = self.settings.n_pass
         taken: list[RunningText] = []
-        parts: list[SequenceTokens] = []
+        parts: list[Forward] = []
         # Texts that are being written come first, a token each; prompts take the rest of the pass.
         for one in sorted(run.running, key=lambda one: one.n_pending):
             n = min(one.n_pending, n_free)
@@ -249,7 +250,7 @@ class TargetWriter(Closing):
             taken.append(one)
             goes_on = n == one.n_pending and not one.reads_only
             tokens = one.tokens[one.n_evaluated : one.n_evaluated + n]
-            parts.append(SequenceTokens(one.sequence, tokens, int(goes_on), with_features=True))
+            parts.append(Forward(one.session, tokens, int(goes_on), with_features=True))
         for one, result in zip(taken, self._cache.forward(parts), strict=True):
             if result.features is not None:
                 one.add_features(result.features)
@@ -272,7 +273,7 @@ class TargetWriter(Closing):
         if not one.reads_only and len(one.tokens) < one.n_end and not self.model.is_eog(one.tokens[-1]):
             return
         run.running.remove(one)
-        self._cache.release(one.sequence)
+        one.session.close()
         features = one.end.features[: len(one.tokens) - 1 - one.end.first]
         text = replace(one.end, tokens=np.array(one.tokens, np.int32), features=features)
         if not run.writer.append(text):

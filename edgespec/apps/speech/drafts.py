@@ -26,8 +26,8 @@ from edgespec.apps.speech.whisper_model import (
     SpeechSession,
     SpeechVocabulary,
 )
-from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.session import n_common
+from edgespec.decoding.tree import Drafter
 from edgespec.drafting.acceptance import AcceptanceTables
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.foreign.translated_model import TranslatedModel

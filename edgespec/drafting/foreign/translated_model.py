@@ -324,7 +324,7 @@ class TranslatedModel(DraftModel):
         del pending[self._session.n_ctx - n_kept :]
         first = len(wanted) - n_kept - 1  # in `pending`: the token whose logits are the first row
         places = [first, *(first + n for n in accumulate(map(len, spelled)))]
-        most = self._session.n_logits_max
+        most = self._session.cache.n_logits_max
         start, end, i = 0, min(len(pending), first + most), 0
         while start < end:
             n_logits = min(end - start, end - first, most)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from edgespec.apps.embed.embedder import Embedder, VectorModel, normalised
-from edgespec.decoding.session import SequenceTokens
+from edgespec.decoding.session import Forward
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.platform.processes import Cancellation
 from tiny_bert import CLS, SEP, TinyBert
@@ -95,8 +96,7 @@ def test_a_causal_model_reads_a_long_text_in_parts(tmp_path):
         rows = embedder.embed(texts)
         for text, row in zip(texts, rows, strict=True):
             with KVCache(model, KVCacheSize(n_ctx=512, n_logits_max=512), n_threads=1) as cache:
-                part = SequenceTokens(cache.take(), text, 1, with_features=True)
-                features = cache.forward([part])[0].features
+                features = Forward(Session.within(cache), text, with_features=True).run().features
                 assert features is not None
                 np.testing.assert_allclose(row, normalised(features[-1:])[0], atol=1e-5)
 

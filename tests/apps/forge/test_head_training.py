@@ -12,12 +12,13 @@ from edgespec.apps.forge.training.batches import EpochPosition, TextPacking, bat
 from edgespec.apps.forge.training.head import HeadFamily, HeadRollout, divergence_from
 from edgespec.apps.forge.training.loop import starts
 from edgespec.apps.forge.training.weights import ModelWeights
-from edgespec.decoding.session import SequenceTokens
+from edgespec.decoding.session import Forward
 from edgespec.errors import UsageError
 from edgespec.llama.gguf import to_floats
 from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.head_file import TargetEmbeddings, read_head
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from tiny_training import IDS, N_EMBD, ROWS, TinyTexts, tiny_head, write_target
 
@@ -50,12 +51,12 @@ class LlamaHead:
         self.model = Model(path, kernels=False, header=header)
         size = KVCacheSize(n_ctx=256, n_batch=64, n_logits_max=64)
         self.cache = KVCache(self.model, size, n_threads=1, takes_inputs=True)
-        self.sequence = self.cache.take()
+        self.session = Session.within(self.cache)
 
     def __call__(self, tokens, features):
         """Append columns; return their features, (n, n_embd), and logits, (n, kept ids)."""
         inputs = np.concatenate([self.embeddings(tokens), features], axis=1) @ self.fusion.T
-        part = SequenceTokens(self.sequence, tokens, len(tokens), inputs=inputs, with_features=True)
+        part = Forward(self.session, tokens, len(tokens), inputs=inputs, with_features=True)
         result = self.cache.forward([part])[0].copy()
         return result.features, result.rows
 

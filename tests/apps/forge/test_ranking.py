@@ -10,9 +10,10 @@ import pytest
 
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.apps.forge.vocabulary_ranking import SourceVocabulary, expectations, rank, read_vocabulary
-from edgespec.decoding.session import SequenceTokens
+from edgespec.decoding.session import Forward
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from tiny_gguf import BOS, CONTROL_TOKENS, EOS, N_WORDS, write_tiny_gguf
 
@@ -72,7 +73,7 @@ def test_expectations_are_the_targets_own_probabilities(target):
     tokens = np.random.default_rng(2).integers(0, N_WORDS, 40)
     size = KVCacheSize(n_ctx=64)
     with Model(target.path, kernels=False) as model, KVCache(model, size, n_threads=1) as cache:
-        (result,) = cache.forward([SequenceTokens(0, tokens.tolist(), n_logits=40, with_features=True)])
+        result = Forward(Session.within(cache), tokens.tolist(), 40, with_features=True).run()
         logits = result.rows[:-1].astype(np.float64)
         features = result.features[:-1].astype(np.float16)
     n_prompt, first = 12, 5

@@ -35,11 +35,12 @@ from edgespec.apps.forge.writing import (
     temperature_of,
 )
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.session import ForwardResult, SequenceTokens
+from edgespec.decoding.session import Forward, ForwardResult
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama import hidden_states
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from tiny_gguf import BOS, IM_END, write_tiny_gguf
 
@@ -83,7 +84,7 @@ def fill(
 
 def plain_features(model: Model, tokens: list[int]) -> np.ndarray:
     with KVCache(model, KVCacheSize(n_ctx=512, n_logits_max=512), n_threads=1) as cache:
-        return cache.forward([SequenceTokens(cache.take(), tokens, with_features=True)])[0].copy().features
+        return Forward(Session.within(cache), tokens, with_features=True).run().copy().features
 
 
 def test_greedy_texts_are_what_the_engine_generates(
@@ -147,8 +148,7 @@ def test_sampled_tokens_are_the_models(tiny_target: Model, dataset: Dataset) -> 
     for text in texts:
         tokens = text.tokens.tolist()
         with KVCache(tiny_target, KVCacheSize(n_ctx=256, n_logits_max=256), n_threads=1) as cache:
-            part = SequenceTokens(cache.take(), tokens, len(tokens))
-            rows = cache.forward([part])[0].rows.astype(np.float64) / 0.6
+            rows = Forward(Session.within(cache), tokens, len(tokens)).run().rows.astype(np.float64) / 0.6
         probs = np.exp(rows - rows.max(axis=1, keepdims=True))
         probs /= probs.sum(axis=1, keepdims=True)
         for i in range(text.n_prompt, len(tokens)):
@@ -223,7 +223,7 @@ def test_no_pass_is_larger_than_the_kernels_take(
     passes: list[list[int]] = []
     real = KVCache.forward
 
-    def counting(self: KVCache, parts: list[SequenceTokens]) -> list[ForwardResult]:
+    def counting(self: KVCache, parts: list[Forward]) -> list[ForwardResult]:
         passes.append([len(part.tokens) for part in parts])
         return real(self, parts)
 

@@ -28,6 +28,7 @@ from edgespec.cli.options import (
     named_drafter,
 )
 from edgespec.cli.progress import WorkDisplay
+from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import check_writable
 
@@ -287,13 +288,15 @@ class _BatchRun:
             meter if meter.available else nullcontext(),
             SignalPipe() as signals,
             loading.compute.load_engine(
-                names,
-                drafter=loading.drafter,
-                n_ctx=loading.ctx,
-                signals=signals,
-                prefix_cache=0,
-                parallel=loading.parallel,
-                chat_template=loading.chat_template,
+                EngineOptions(
+                    names,
+                    drafter=loading.drafter,
+                    n_ctx=loading.ctx,
+                    signals=signals,
+                    prefix_cache=0,
+                    parallel=loading.parallel,
+                    chat_template=loading.chat_template,
+                )
             ) as engine,
         ):
             service = Service.of(engine, n_ctx=loading.ctx)

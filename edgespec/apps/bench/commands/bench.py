@@ -18,6 +18,7 @@ from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.decoding.choices import DrafterName
+from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
@@ -113,7 +114,9 @@ def bench_command(
     peers_draft = draft_of_peers(names) if peer.peer else None
     with meter, SignalPipe() as signals:
         part("energy.know_idle")(meter)
-        with compute.load_engine(names, drafter=drafter, meter=meter, signals=signals) as engine:
+        with compute.load_engine(
+            EngineOptions(names, drafter=drafter, meter=meter, signals=signals)
+        ) as engine:
             peers = [] if peer.bin_ is None else [_llama_cpp(peer.bin_, engine, peers_draft, suite, settings)]
             return _measure(engine, suite, settings, measuring, peers, outputs)
 

@@ -16,6 +16,7 @@ from edgespec.cli.console import message, out
 from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import LOSSY, Compute, ModelChoice
 from edgespec.cli.progress import WorkDisplay
+from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def calibrate_command(
     names = models.pull("model", compute, writes=True)
     with (
         SignalPipe() as signals,
-        compute.load_engine(names, signals=signals) as engine,
+        compute.load_engine(EngineOptions(names, signals=signals)) as engine,
         WorkDisplay() as display,
     ):
         headers = engine.target.header, engine.check_cascade().header

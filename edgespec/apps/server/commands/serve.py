@@ -50,6 +50,7 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.option_table import LARGEST_INT
+from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError, MessageFn, UsageError, silent
 from edgespec.llama.choices import SERVED_PREFIXES
 from edgespec.models.resolve import locate
@@ -567,27 +568,25 @@ def _load(
 
 
 def _load_engine(
-    stack: ExitStack,
-    pair: ChosenModels,
-    options: ServerOptions,
-    meter: Meter | None,
-    limits: QueueLimits,
+    stack: ExitStack, pair: ChosenModels, options: ServerOptions, meter: Meter | None, limits: QueueLimits
 ) -> tuple[Engine, Worker]:
     from edgespec.apps.server.worker import Worker
     from edgespec.platform.processes import Cancellation
 
     loading, cancellation = options.loading, stack.enter_context(Cancellation())
     engine = loading.compute.load_engine(
-        pair,
-        drafter=loading.drafter,
-        n_ctx=loading.ctx,
-        meter=meter,
-        signals=cancellation,
-        prefix_cache=loading.prefix_cache << 20,
-        parallel=loading.parallel,
-        chat_template=loading.chat_template,
-        states=loading.states.room(),
-        learn=loading.learn,
+        EngineOptions(
+            pair,
+            drafter=loading.drafter,
+            n_ctx=loading.ctx,
+            meter=meter,
+            signals=cancellation,
+            prefix_cache=loading.prefix_cache << 20,
+            parallel=loading.parallel,
+            chat_template=loading.chat_template,
+            states=loading.states.room(),
+            learn=loading.learn,
+        )
     )
     return stack.enter_context(engine), Worker(engine, cancellation, **limits)
 

@@ -316,9 +316,9 @@ class Generation(Loop):
         """Prepare to continue `prompt` with what `drafter` proposes (None: plain decoding).
 
         `n_ctx` is where the context counts as full, by default the end of `target`'s. The first `n_known`
-        tokens of the prompt, not all, stand in `target`'s cache already. `features` takes the target's hidden
-        states, for a drafter that reads them. Of the task's options those are read that concern single
-        tokens: params, n_predict, stop_tokens, lenience, n_logprobs and prompt_logprobs.
+        tokens of the prompt, not all, are in `target`'s cache already. `features` takes the target's hidden
+        states, for a drafter that reads them. Only the task's options for single tokens
+        are read: params, n_predict, stop_tokens, lenience, n_logprobs and prompt_logprobs.
         """
         options = task.options
         super().__init__(prompt, task, n_ctx=n_ctx or target.n_ctx, is_eog=options.ends(target.model.is_eog))

@@ -208,7 +208,7 @@ FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6",
 def escapes(root: Schema) -> str:
     r"""Return the letters that may follow a backslash in strings.
 
-    \u is left out, or a property could be spelled in other ways, unless a value or a name needs it.
+    \u is left out unless a value or a name needs it: with it, a property could be spelled in other ways.
     """
     keys = ("const", "enum", "required")
     texts = (json.dumps([*map(one.get, keys), *one.get("properties", ())]) for one in schemas(root))

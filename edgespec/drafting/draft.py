@@ -341,7 +341,7 @@ class BlockModel(WindowedModel):
             Forward(self._session, tokens[start : self.features.end], 0, inputs=inputs).run()
 
     def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
-        """Return the pass of a block, in which others may share, or what is left of the last one.
+        """Return the pass of a block, which others may share, or the rest of the last block's result.
 
         `follows` must say that it can; there are no `guesses`.
         """

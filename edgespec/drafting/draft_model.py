@@ -149,7 +149,7 @@ class DraftModel:
         return asked.finish(asked.run()) if isinstance(asked, Forward) else asked
 
     def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
-        """Return the pass of `run`, in which others may share: its `finish` gives the rows of `run`.
+        """Return the pass of `run`, which others may share: its `finish` gives the rows of `run`.
 
         A result instead, where no pass is needed or none can be shared.
         """

@@ -154,7 +154,7 @@ class HeadModel(WindowedModel):
             self._n_true, self._own_at = len(tokens) - 1, -1
 
     def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
-        """Return the pass of `run`, in which others may share: its `finish` gives the rows of `run`.
+        """Return the pass of `run`, which others may share: its `finish` gives the rows of `run`.
 
         Of the tokens to be read, the target's hidden states must be known, but for the last one's
         predecessor (`follows`). So `guesses` are tokens that the target has read.

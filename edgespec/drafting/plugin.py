@@ -98,8 +98,8 @@ class UserDrafter(Protocol):
     def accept(self, tokens: Sequence[int], n_accepted: int, /) -> object:
         """Learn that the text is now `tokens`, of which `n_accepted` were drafted just before.
 
-        The target's own token follows these. It is called after each pass, drafted or not, but not while the
-        drafter rests: then before its next draft, with all tokens that came meanwhile.
+        The target's own token follows these. It is called after each pass, drafted or not. While the drafter
+        rests it is not called; before its next draft it then gets all tokens that came meanwhile.
         """
 
 

@@ -468,7 +468,7 @@ class States(Rollback):
             self.keep(part.sequence)
 
     def keep(self, sequence: int) -> None:
-        """Make a copy; of too many the one goes that is neither the first nor the last."""
+        """Copy the state; of too many copies, one that is neither the first nor the last is freed."""
         line, n_past = self._lines[sequence], self.n_past(sequence)
         if n_past and n_past not in line.copies:
             line.copies[n_past] = self._copy(sequence)

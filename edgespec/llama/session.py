@@ -97,10 +97,10 @@ class Session(Closing):
         return self.n_past - self.cache.rollback.n_dropped(self.sequence)
 
     def drop_first(self, n_tokens: int) -> bool:
-        """Take the first `n_tokens` of more out of the cache.
+        """Remove the first `n_tokens`, of more, from the cache.
 
         What follows attends only to the others, at the positions that they had; `n_past` stays. A `rewind`
-        to `n_tokens` or fewer empties the sequence. Returns False, and does nothing, where a model keeps a
+        to `n_tokens` or fewer empties the sequence. Returns False, and does nothing, if the model keeps a
         state.
         """
         if not 0 <= n_tokens < self.n_past:

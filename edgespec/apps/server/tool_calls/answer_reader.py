@@ -300,7 +300,7 @@ class AnswerReader:
                 return True
 
     def _read_closers(self) -> Steps[str]:
-        """Move over what closes a call; return the markers in it, and "," for commas."""
+        """Skip the text that closes a call; return the markers in it, and "," for commas."""
         closed, literals = "", (*self._closers, "```")
         while True:
             while found := self._closing.match(self._text):

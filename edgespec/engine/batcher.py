@@ -174,7 +174,7 @@ class Batcher:
     def _make_room(
         self, parts: Sequence[tuple[BatchedRequest, Forward]]
     ) -> Sequence[tuple[BatchedRequest, Forward]]:
-        """Return those of `parts` that fit in the cache; preempt the requests that came last for it."""
+        """Return those of `parts` that fit in the cache; preempt the newest requests to make room."""
         while not self.sequences.make_room(_n_tokens(parts)) and len(self._requests) > 1:
             last = next(request for request in reversed(self._requests) if not request.is_preempted)
             last.is_preempted = True

@@ -127,7 +127,7 @@ class GGUFHeader:
 
     @property
     def has_snapshots(self) -> bool:
-        """Whether a pass can leave the state after each of its last tokens (states.py)."""
+        """Whether a pass can leave the state after each of its last tokens (rollback.py)."""
         return self.architecture in SNAPSHOTS
 
     def kv_bytes(self, n_ctx: int) -> int:

@@ -144,7 +144,7 @@ class SequencePool(Closing):
     def _has_all(self, session: Session, n: int) -> bool:
         """Whether a sequence still has all that its first `n` tokens need.
 
-        Where attention has a sliding window, tokens before the window may have been overwritten.
+        If attention has a sliding window, tokens before the window may have been overwritten.
         """
         return self._window == 0 or session.n_past < self._window or n == session.n_past
 

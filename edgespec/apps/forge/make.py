@@ -174,7 +174,7 @@ class Guard:
 
 
 def accepted(path: Path, target: ModelWeights, parts: Sequence[Sequence[TrainingText]]) -> list[Acceptance]:
-    """Return what is accepted of drafts of the head in `path`, in each of the `parts`.
+    """Return the acceptance of drafts of the head in `path`, for each of the `parts`.
 
     Drafts begin at all places of the texts. Raises UsageError for a file without a head of `target`.
     """

@@ -1,6 +1,6 @@
 """The applications: of a pair of models, of only a Whisper model, of an embedding model; and their routes.
 
-OpenAI's Responses, Anthropic's and Ollama's APIs have folders. Here are OpenAI's other routes, those of
+OpenAI's Responses, Anthropic's and Ollama's APIs have their own modules. Here are OpenAI's other routes, those of
 llama-server and `edgespec run`, health and metrics.
 """
 

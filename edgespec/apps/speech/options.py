@@ -1,4 +1,4 @@
-"""Options of a transcription; defaults and meaning are openai-whisper's; the languages that Whisper knows.
+"""Options of a transcription, with openai-whisper's defaults and meaning; the languages that Whisper knows.
 
 Light to import: tab completion imports it.
 """

@@ -136,7 +136,7 @@ class Hearing:
         """The text before the window, as far as it is a prompt."""
 
     def segments(self) -> Generator[Segment]:
-        """Hear all windows, and yield the segments as they come."""
+        """Transcribe all windows, and yield the segments as they come."""
         started = time.perf_counter()
         stats = self._stats
         stats.audio_s = len(self._samples) / SAMPLE_RATE

@@ -1,7 +1,7 @@
 """The applications: of a pair of models, of only a Whisper model, of an embedding model; and their routes.
 
-OpenAI's Responses, Anthropic's and Ollama's APIs have their own modules. Here are OpenAI's other routes, those of
-llama-server and `edgespec run`, health and metrics.
+OpenAI's Responses, Anthropic's and Ollama's APIs have their own modules. Here are OpenAI's other routes,
+those of llama-server and `edgespec run`, health and metrics.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def run(command: list[str], environment: dict[str, str]) -> subprocess.Completed
 
 
 def wait_until(condition) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)

@@ -61,6 +61,23 @@ def options(tiny_path):
     return ("--target", tiny_path, "--drafter", "none", "--threads", 1, "--temp", 0, "-n", 6)
 
 
+GATE = """
+import time
+from pathlib import Path
+class Gate:
+    n = 0
+    def begin(self, tokens):
+        Gate.n += 1
+        while Gate.n > 3 and not Path(__file__).with_name("open").exists():
+            time.sleep(0.01)
+    def draft(self, tokens, room, sample):
+        return []
+    def accept(self, tokens, n_accepted):
+        pass
+"""
+"""A drafter at whose fourth text a batch waits until there is a file: it is not over before it is stopped."""
+
+
 NAMES = ["chat", "line-2", "line-3", "line-4", "vectors", "long", *(f"c{i}" for i in range(14))]
 FAILED = {"line-3": "not valid JSON", "line-4": "earlier line", "vectors": "url", "long": "context length"}
 
@@ -178,20 +195,23 @@ def test_a_terminal_gets_a_bar(environment, source, out, options):
 # ---- ends before the end ----
 
 
-def test_ctrl_c_keeps_what_is_done(environment, source, out, options):
-    partial = Path(f"{out}.partial")
-    with started("batch", source, "-o", out, *options, "-n", 400, env=environment) as process:
+def test_ctrl_c_keeps_what_is_done(environment, source, tmp_path, out, options):
+    partial, drafter = Path(f"{out}.partial"), tmp_path / "drafter.py"
+    drafter.write_text(GATE)
+    options = (*options, "--parallel", 2, "--drafter", f"{drafter}:Gate")
+    with started("batch", source, "-o", out, *options, env=environment) as process:
         while not (partial.exists() and partial.read_bytes().count(b"\n") > 2):
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
+        drafter.with_name("open").touch()
         said, told = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, b""), told
     (line,) = (line for line in told.decode().splitlines() if line.startswith("edgespec: interrupted: "))
     assert line.endswith(" of 20 requests are done; run the same command again to resume")
     n_done = partial.read_bytes().count(b"\n") - 1
     assert f" {n_done} of 20" in line
-    process = run_cli("batch", source, "-o", out, *options, "-n", 400, env=environment)
+    process = run_cli("batch", source, "-o", out, *options, env=environment)
     assert process.returncode == 1
     assert f"going on: {n_done} of 20 requests are done" in process.stderr
     assert custom_ids(out) == NAMES

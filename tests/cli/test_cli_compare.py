@@ -90,7 +90,7 @@ def started(environment, folder):
 
 def left_over(mark: str) -> list[str]:
     """The processes that were started with this mark, after giving them a while to end."""
-    for _ in range(100):
+    for _ in range(600):
         found = list(_marked(mark.encode()))
         if not found:
             break

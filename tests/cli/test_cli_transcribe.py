@@ -178,7 +178,7 @@ def test_ctrl_c_keeps_what_was_heard(environment, model, tmp_path):
     with started("transcribe", path, "-m", model, *FAST, env=environment) as process:
         assert process.stdout.readline().strip()
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=30)
+        _, told = process.communicate(timeout=60)
     assert process.returncode == 130, told
     (heard,) = re.findall(rb"interrupted after (\d+) of 1200 s", told)
     (counted,) = re.findall(rb"speed +([0-9.]+) s of sound in", told)

@@ -42,7 +42,7 @@ def instruction_sets(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("page", "example"), examples(), ids=lambda one: getattr(one, "name", "run"))
+@pytest.mark.parametrize(("page", "example"), [*examples()], ids=lambda one: getattr(one, "name", "run"))
 def test_the_runs_that_pages_show(page, example, pair, tmp_path):
     """`python tests/support/examples.py` writes them anew."""
     found = json.loads(run_example(example["command"], tmp_path, "--json").stdout)

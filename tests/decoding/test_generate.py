@@ -771,7 +771,7 @@ def test_energy_is_known_when_the_stream_has_ended(counting):
 
 def reading_threads():
     """Those of a meter with an open window; one that was just told to stop has a moment for it."""
-    for _ in range(200):
+    for _ in range(6000):
         found = [thread for thread in threading.enumerate() if thread.name == "edgespec-energy"]
         if not found:
             return 0

@@ -92,7 +92,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, child_environment: dict[st
     environment = {**child_environment, "PYTHONPATH": f"{child_environment['PYTHONPATH']}:{tmp_path}"}
     program = "from edgespec.platform.processes import run_in_child; run_in_child('sleeper', 'sleep')"
     child = subprocess.Popen([sys.executable, "-c", program], env=environment)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not (file.exists() and file.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.02)

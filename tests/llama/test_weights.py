@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -435,10 +434,8 @@ def test_interrupted_quantize_leaves_nothing(
             return super().wait(timeout)
 
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
-    start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         quantize(wide_path, tmp_path / "q.gguf", "q8_0")
-    assert time.monotonic() - start < 5
     assert children[0].returncode == -signal.SIGKILL
     assert list(tmp_path.iterdir()) == []
 
@@ -449,11 +446,7 @@ def test_interrupted_quantize_leaves_nothing(
 @pytest.mark.pair
 def test_real_pair_speaks_one_vocabulary(pair: tuple[Path, Path]) -> None:
     with Model(pair[0]) as target, Model(pair[1]) as draft:
-        start = time.perf_counter()
-        difference = vocabulary_difference(target, draft)
-        elapsed = time.perf_counter() - start
-        assert difference == ""
-        assert elapsed < 0.3  # 0.01 s here; a wide margin for a busy machine
+        assert vocabulary_difference(target, draft) == ""
         text = "def f(x):\n\treturn '日本 😀'"
         tokens = target.tokenize(text, add_special=False, parse_special=False)
         assert tokens == draft.tokenize(text, add_special=False, parse_special=False)

@@ -95,7 +95,7 @@ def request(words: list[str], file: Path | None = None) -> dict[str, Any]:
 
 
 def wait_until_gone(pid: int) -> bool:
-    for _ in range(500):
+    for _ in range(6000):
         try:
             os.kill(pid, 0)
         except ProcessLookupError:

@@ -96,9 +96,9 @@ def on_a_port(app: ASGIApp, *workers: RequestWorker[Any, Any, Any]) -> Iterator[
 
     thread = threading.Thread(target=asyncio.run, args=(run(),))
     thread.start()
-    started.wait(20)
+    started.wait(60)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)

@@ -46,7 +46,7 @@ class Terminal:
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        timeout_s: float = 30,
+        timeout_s: float = 120,
         cwd: Path | None = None,
         term: str = "xterm",
         columns: int = 200,

@@ -63,16 +63,16 @@ def running(limits):
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
     thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(60)
         yield port, inner, metrics
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
 
 
 def exchange(port, *parts):
     """Send `parts` and return all that comes back until the server closes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         answer = b""
         with contextlib.suppress(ConnectionError):
             for part in parts:

@@ -302,7 +302,7 @@ def test_a_client_that_leaves_ends_the_work_and_one_that_leaves_while_it_loads_d
         "POST", "/v1/completions", json={"model": "slow", "prompt": "a", "max_tokens": 8000, "stream": True}
     ) as answer:
         next(answer.iter_lines())
-    for _ in range(100):
+    for _ in range(600):
         if "edgespec_running 0.0" in (metrics := served.client.get("/metrics?model=slow").text):
             break
         time.sleep(0.1)

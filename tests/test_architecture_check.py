@@ -94,6 +94,7 @@ def probabilities(engine, prompt):
     return found
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", COUNTED)
 def test_sampled_texts_are_distributed_as_the_target_alone_would(kernels, tmp_path, name):
     """Over two words, drafted by a model of the same two, or by the head in its own file."""

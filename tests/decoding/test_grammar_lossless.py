@@ -75,6 +75,7 @@ def forced_tokens(state):
     return tokens[:-1]
 
 
+@cache
 def may_follow(state):
     """Which tokens may come next: where the text is forced, that of the longest tokens alone."""
     tokens = forced_tokens(state)[:1] or [token for token in range(V) if after(state, token) is not None]
@@ -112,6 +113,7 @@ class Forgetful(Constraint):
         return out
 
 
+@cache
 def toy_logits(seed):
     @cache
     def logits(prefix):

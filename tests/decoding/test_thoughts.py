@@ -71,6 +71,7 @@ def may_follow(written, begun):
     return range(V) if is_closed or n_more < 0 else [END_OF_THOUGHT[n_more]]
 
 
+@cache
 def toy_logits(seed):
     @cache
     def logits(prefix):
@@ -134,6 +135,7 @@ def expected(begun):
     return dict(spread((), 1.0))
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize(("name", "rule"), cases(["auto", "staged, gamma 2"]))
 def test_every_policy_is_exact(clock, name, rule, begun):

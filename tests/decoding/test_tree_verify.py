@@ -396,7 +396,7 @@ SAMPLED_SHAPE = (sampled(sampled(), fresh()), fresh(sampled()), top(sampled()))
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("pair", ["random-0", "four-tokens", "both-have-holes"])
 def test_samples_through_the_c_core(pair, rule):
-    n = 30_000
+    n = 10_000
     target, draft = PAIRS[pair]
     if pair == "both-have-holes":
         draft = Model(13, 4, sharpness=0.5)  # `without` must leave something
@@ -405,7 +405,7 @@ def test_samples_through_the_c_core(pair, rule):
 
 
 def test_the_chi_square_catches_lenience():
-    n = 30_000
+    n = 10_000
     target, draft = PAIRS["random-0"]
     counts = run_core(target, draft, SAMPLED_SHAPE, "chain", n, lenience=0.5)
     assert chi_square_p_value(counts, n * alone(target, LENGTH)) < 1e-9

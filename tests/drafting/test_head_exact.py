@@ -26,6 +26,7 @@ from toy_tasks import task_of
 pytestmark = pytest.mark.proof
 
 LENGTH = 5
+N_RUNS = 1_000  # of as many texts each mutant of test_tree_drafter.py gives less than 1e-7
 PROMPT = (0, 1, 2, 0, 1)
 KEPT = (0, 2)
 POLICIES = {
@@ -98,7 +99,7 @@ def counts_of(
 
 @pytest.mark.parametrize(("name", "rule"), cases(POLICIES))
 def test_every_policy_is_exact(clock, name, rule):
-    n = 2_000
+    n = N_RUNS
     params = warm(1.0)
     scheduler = WithoutGuesses if name == "random" else soon_drafting
     policy = POLICIES.get(name, POLICIES["auto"])
@@ -109,7 +110,7 @@ def test_every_policy_is_exact(clock, name, rule):
 
 @pytest.mark.parametrize(("name", "rule"), cases(["auto", "model, gamma 3"]))
 def test_a_head_in_the_targets_own_file_is_exact(clock, name, rule):
-    n = 2_000
+    n = N_RUNS
     scheduler = WithoutGuesses if name == "random" else soon_drafting
     policy = POLICIES.get(name, POLICIES["auto"])
     counts, n_accepted = counts_of(clock, warm(0.9), rule, n, policy, scheduler=scheduler, is_mtp=True)
@@ -152,7 +153,7 @@ def test_at_temperature_0_the_text_is_the_targets(clock, name, is_mtp):
 def test_a_head_that_sleeps_wakes_and_slides_is_exact(clock, monkeypatch, rule, window):
     """A prompt longer than what it reads at once, in a context that is soon full."""
     monkeypatch.setattr(tree_drafter, "MAX_UNREAD", 5)
-    n = 2_000
+    n = N_RUNS
     prompt = (0, 1, 2, 0, 2, 1) * 5
     counts, n_accepted = counts_of(
         clock,

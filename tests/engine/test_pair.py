@@ -1,4 +1,7 @@
-"""Real models: Qwen2.5-Coder 1.5B drafted by the 0.5B, and by its own head. Pulled on first use (1.6 GB)."""
+"""Real models: Qwen2.5-Coder 1.5B drafted by the 0.5B, by its own head and by itself. Pulled on first use.
+
+One engine for several texts is loaded for most of it: a text alone is a batch of one.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ import pytest
 
 from command_line import started
 from edgespec import Engine, SamplingParams
+from edgespec.errors import EdgespecError
 from edgespec.llama.session import Session
 from edgespec.models.registry import load_registry
+from edgespec.models.resolve import resolve
 
 pytestmark = pytest.mark.pair
 
@@ -25,13 +30,23 @@ PROMPTS = [
     "Write a quicksort in Python.",
     "Explain to a child why the sky is blue.",
     "Translate into French: The train leaves at seven, but the station is far from here.",
+    "Repeat this: the cat sat on the mat, the cat sat on the mat, the cat sat on the mat.",
 ]
 
 
 @pytest.fixture(scope="module")
 def engine(pair):
-    with Engine(*pair) as engine:
+    with Engine(*pair, parallel=3, n_cells=2048, profile=False, prefix_cache=0) as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def plain(engine):
+    """What plain decoding writes after each prompt alone."""
+    return {
+        prompt: engine.generate(prompt, params=GREEDY, n_predict=N_TOKENS, drafter="none").token_ids
+        for prompt in PROMPTS
+    }
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +57,11 @@ def plain_session(engine):
 
 @pytest.mark.proof
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_speculation_is_greedy_decoding_up_to_near_ties(engine, plain_session, prompt):
+def test_greedy_speculation_is_greedy_decoding_up_to_near_ties(engine, plain, plain_session, prompt):
     """The text is plain decoding's; where it is not, each token is all but tied with what that likes best."""
     result = engine.generate(prompt, params=GREEDY, n_predict=N_TOKENS, gamma=4)
     assert result.stats.n_accepted > 0
-    plain = engine.generate(prompt, params=GREEDY, n_predict=N_TOKENS, gamma=0)
-    if plain.token_ids == result.token_ids:
+    if plain[prompt] == result.token_ids:
         return
     assert not engine.target.uses_kernels, "their logits are the same for every batch size"
     plain_session.clear()
@@ -61,6 +75,24 @@ def test_greedy_speculation_is_greedy_decoding_up_to_near_ties(engine, plain_ses
     print(f"{len(result.token_ids)} tokens, alpha {result.stats.alpha:.2f}, near-ties (at, margin): {ties}")
     assert 0 < len(ties) <= MOST_TIES
     assert max(margin for _, margin in ties) <= NEAR_TIE
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("drafter", ["auto", "none"])
+def test_texts_that_share_passes_are_those_of_their_prompts_alone(engine, plain, kernels, drafter):
+    waiting, running, found = list(PROMPTS), [], {}
+    while waiting or running:
+        if waiting and engine.has_room(60, N_TOKENS):
+            prompt = waiting.pop(0)
+            stream = engine.stream(prompt, params=GREEDY, n_predict=N_TOKENS, drafter=drafter)
+            running.append((prompt, stream))
+        engine.step()
+        for prompt, stream in list(running):
+            stream.made()
+            if stream.finished:
+                found[prompt] = stream.result.token_ids
+                running.remove((prompt, stream))
+    assert found == plain
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +117,20 @@ def test_the_head_that_comes_with_edgespec_drafts_and_changes_no_text(with_head,
         assert drafted.token_ids == plain.token_ids
 
 
-@pytest.mark.proof
+def test_a_real_draft_of_another_vocabulary(pair):
+    try:
+        path = resolve("gemma-3-270m-q4_k_m")
+    except EdgespecError as error:
+        pytest.skip(f"the draft could not be downloaded: {error}")
+    with Engine(pair[0], path, profile=False) as engine:
+        prompt = "Write a Python class for a binary search tree with insert, delete and in-order traversal."
+        plain = engine.generate(prompt, params=GREEDY, n_predict=24, gamma=0)
+        result = engine.generate(prompt, params=GREEDY, n_predict=24, drafter="model", gamma=3)
+        assert result.stats.alpha > 0.35
+        if engine.target.uses_kernels:
+            assert result.token_ids == plain.token_ids
+
+
 def test_the_target_as_its_own_draft_accepts_all_but_near_ties(pair):
     with Engine(pair[0], pair[0]) as engine:
         for params in (GREEDY, SamplingParams(temperature=0.8, top_k=40, top_p=0.95)):

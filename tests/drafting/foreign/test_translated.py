@@ -17,8 +17,6 @@ from edgespec.drafting.foreign.vocabulary_map import NONE, map_vocabularies
 from edgespec.drafting.pace import Policy
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
-from edgespec.errors import EdgespecError
-from edgespec.models.resolve import resolve
 from reference import filtered_probs
 from tiny_gguf import write_tiny_gguf
 from toy_models import chi_square_p_value
@@ -127,7 +125,7 @@ def exact(clock, level, rule, policy, n_runs):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_is_emitted_is_distributed_as_the_target_alone(clock, level):
-    exact(clock, level, "block", MODEL, 3_000)
+    exact(clock, level, "block", MODEL, 1_500)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +134,7 @@ def test_what_is_emitted_is_distributed_as_the_target_alone(clock, level):
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_level_rule_and_policy_is_exact(clock, level, rule, policy):
     """What the model alone drafts is counted above."""
-    exact(clock, level, rule, POLICIES[policy], 3_000)
+    exact(clock, level, rule, POLICIES[policy], 1_500)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -432,18 +430,3 @@ def test_an_engine_drafts_in_another_vocabulary(tiny_path, other_path, drafter):
         # The draft's context is smaller than this text: it reads the end of it.
         long = [engine.generate("x" * 450, params=GREEDY, n_predict=40, gamma=n, chat=False) for n in (0, 3)]
         assert long[0].token_ids == long[1].token_ids
-
-
-@pytest.mark.pair
-def test_a_real_draft_of_another_vocabulary(pair):
-    try:
-        path = resolve("gemma-3-270m-q4_k_m")
-    except EdgespecError as error:
-        pytest.skip(f"the draft could not be downloaded: {error}")
-    with Engine(pair[0], path, profile=False) as engine:
-        prompt = "Write a Python class for a binary search tree with insert, delete and in-order traversal."
-        plain = engine.generate(prompt, params=GREEDY, n_predict=24, gamma=0)
-        result = engine.generate(prompt, params=GREEDY, n_predict=24, drafter="model", gamma=3)
-        assert result.stats.alpha > 0.35
-        if engine.target.uses_kernels:  # others have near-ties (test_pair.py)
-            assert result.token_ids == plain.token_ids

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
+import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 
 from command_line import copy_self_test, python_path
+from edgespec.engine import pair as engine_pair
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels as kernels_room
 from edgespec.llama.quantize import quantize
@@ -61,18 +66,32 @@ if "XLA_FLAGS" not in os.environ:
         if version("jaxlib").startswith("0.10."):
             os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
+if IS_WORKER:
+    gc.disable()  # until all tests are collected
+
 REAL_PAIR = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
 
 
 DURATIONS_FILE = Path(__file__).with_name("durations.json")
 DURATIONS: dict[str, float] = json.loads(DURATIONS_FILE.read_text())
-"""Seconds of each test of a second or more, all its cases together, in the last whole run that was stored."""
-LONG_S = 3.0
-"""`make test` leaves out longer tests, but those that prove exactness; `make test-all` runs all."""
+"""Seconds of a processor for each test of one or more, all its cases together, when it was stored last. Of a
+file: its longest setup, a module's fixture, which whichever of its tests comes first has to pay."""
+LONG_S, LONG_SETUP_S = 2.0, 5.0
+"""`make test` leaves out what takes longer, but not what proves exactness; `make test-all` runs all."""
+BEFORE_A_RELEASE = (
+    "apps/forge/test_head_training.py",
+    "apps/forge/test_learning_*.py",
+    "apps/forge/test_ranking.py",
+    "apps/forge/test_training*.py",
+    "apps/server/test_client_programs.py",
+    "apps/server/test_server_page*.py",
+    "pi/*.py",
+)
+"""Trainings, clients of other makers, browsers, boards: files that `make test` does not even import."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a whole run store how long each test took, and a run write what refusals say."""
+    """Let a run store how long each test took, and write what refusals say."""
     parser.addoption("--store-durations", action="store_true", help=f"write {DURATIONS_FILE.name}")
     parser.addoption("--write-messages", action="store_true", help="write refusals.json (with -n 0)")
 
@@ -83,17 +102,56 @@ def _test_of(nodeid: str) -> str:
 
 
 class _StoredDurations:
-    """Adds up the seconds of a run's tests, those of all workers, and stores them when it ends."""
+    """Adds up the seconds of a run's tests, those of all workers, and stores them when it ends.
+
+    What did not run keeps its seconds, if its file is still there.
+    """
 
     def __init__(self) -> None:
         self._seconds: Counter[str] = Counter()
+        self._setups: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[_test_of(report.nodeid)] += report.duration
+        test = _test_of(report.nodeid)
+        if report.when == "setup" and report.processor_s >= 1.0:
+            file = test.partition("::")[0]
+            self._setups[file] = max(self._setups[file], report.processor_s)
+        else:
+            self._seconds[test] += report.processor_s
 
     def pytest_sessionfinish(self) -> None:
-        kept = {name: round(spent, 1) for name, spent in sorted(self._seconds.items()) if spent >= 1.0}
-        DURATIONS_FILE.write_text(json.dumps(kept, indent=0) + "\n")
+        ran = {*self._seconds, *(test.partition("::")[0] for test in self._seconds)}
+        kept = {
+            name: spent
+            for name, spent in DURATIONS.items()
+            if name not in ran and (DURATIONS_FILE.parents[1] / name.partition("::")[0]).exists()
+        }
+        kept |= {name: round(s, 1) for name, s in (self._seconds + self._setups).items() if s >= 1.0}
+        DURATIONS_FILE.write_text(json.dumps(dict(sorted(kept.items())), indent=0) + "\n")
+
+
+def _processor_s() -> float:
+    """Return the seconds of a processor that this process has taken, with its children that have ended."""
+    return sum(os.times()[:4])
+
+
+_spent = [0.0]  # up to the last phase of a test
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Note in the report what a phase took; a busy machine changes little of that."""
+    report = yield
+    _spent.append(_processor_s())
+    report.processor_s = _spent[-1] - _spent.pop(0)
+    return report
+
+
+def pytest_collection_finish() -> None:
+    """Count from here on: the first test has not imported all others. What there is now stays to the end."""
+    gc.freeze()
+    gc.enable()
+    _spent[:] = [_processor_s()]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -106,25 +164,70 @@ def pytest_configure(config: pytest.Config) -> None:
         kernels_room.load()
 
 
+def _is_quick(config: pytest.Config) -> bool:
+    """Whether only such tests were asked for as are not long."""
+    return config.option.markexpr.startswith(("not long", "not slow"))
+
+
+@cache
+def _is_for_a_release(path: Path) -> bool:
+    return any(path.match(f"tests/{pattern}") for pattern in BEFORE_A_RELEASE)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import the files of a whole run, each worker from another one on: pytest rewrites a file's assertions
+    where it is imported first, and in a new clone all workers would rewrite all files.
+    """
+    folder = Path(__file__).parent
+    if not IS_WORKER or [*map(Path, session.config.args)] != [folder]:
+        return
+    files = [
+        file for file in sorted(folder.rglob("test_*.py")) if not pytest_ignore_collect(file, session.config)
+    ]
+    place = int(os.environ["PYTEST_XDIST_WORKER"][2:]) / int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    first = int(place * len(files))
+    sys.path[:0] = {str(file.parent): None for file in files}
+    for file in files[first:] + files[:first]:
+        with suppress(Exception, pytest.skip.Exception):  # which is told when the file is collected
+            importlib.import_module(file.stem)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import what would be left out."""
+    return True if _is_quick(config) and _is_for_a_release(collection_path) else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep a file together, and the real pair; begin with the groups that take longest; mark what is long."""
-    spent: Counter[str] = Counter()
-    for test, seconds in DURATIONS.items():
-        spent[Path(test.partition("::")[0]).name] += seconds
-
-    def group(item: pytest.Item) -> str:
-        return "pair" if item.get_closest_marker("pair") else item.path.name
-
-    spent["pair"] = max(spent.values(), default=0.0)
+    spent: dict[str, dict[str, float]] = {}
     for item in items:
-        seconds = DURATIONS.get(_test_of(item.nodeid), 0.0)
-        if seconds:
+        test, is_for_a_release = _test_of(item.nodeid), _is_for_a_release(item.path)
+        seconds, setup = DURATIONS.get(test, 0.0), DURATIONS.get(test.partition("::")[0], 0.0)
+        if seconds or setup or is_for_a_release:
             item.add_marker(pytest.mark.slow)
-        if seconds > LONG_S and not item.get_closest_marker("proof"):
+        is_long = seconds > LONG_S or setup > LONG_SETUP_S or is_for_a_release
+        is_long = is_long and not item.get_closest_marker("proof")
+        if is_long:
             item.add_marker(pytest.mark.long)
-        item.add_marker(pytest.mark.xdist_group(group(item)))
-    items.sort(key=lambda item: -spent[group(item)])
+        group = "pair" if item.get_closest_marker("pair") else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
+        if not (is_long and _is_quick(config)):
+            spent.setdefault(group, {})[test] = seconds
+    order = {group: -sum(seconds.values()) for group, seconds in spent.items()} | {"pair": -math.inf}
+    items.sort(key=lambda item: order.get(item.get_closest_marker("xdist_group").args[0], 0.0))
+
+
+_default_threads = engine_pair.default_threads
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let engines of tiny models have one thread where a test asks for no number.
+
+    Several wait for each other longer than they compute, beside other workers most of all.
+    """
+    n_threads = _default_threads() if item.get_closest_marker("pair") else 1
+    engine_pair.default_threads = lambda: n_threads
 
 
 @pytest.fixture(autouse=True)

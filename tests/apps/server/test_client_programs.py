@@ -1,4 +1,4 @@
-"""Clients and frameworks that people use: LangChain, instructor, pydantic-ai, llm, ollama.
+"""Clients and frameworks that people use: LangChain, instructor, pydantic-ai, llm, and official clients.
 
 Where the form alone matters the model is tiny and random; where an answer must mean something it is the real
 pair, one server for all tests of this file.
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import anthropic
 import instructor
 import ollama
 import openai
@@ -239,7 +240,49 @@ def test_llm_schema(tiny: Served, tmp_path: Path):
     Mood.model_validate_json(text)
 
 
-# ---- ollama ----
+# ---- official clients ----
+
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+}
+
+
+@pytest.mark.pair
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_openai_calls_a_tool(real: Served, choice: Literal["auto", "required"]):
+    function = {"name": "get_weather", "description": "Current weather of a city", "parameters": CITY}
+    with openai.OpenAI(base_url=f"{real.url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.chat.completions.create(
+            model="edgespec",
+            messages=[{"role": "user", "content": QUESTION}],
+            tools=[{"type": "function", "function": function}],  # type: ignore[typeddict-item]
+            tool_choice=choice,
+            temperature=0,
+            max_tokens=60,
+        ).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    (call,) = answer.message.tool_calls or []
+    assert json.loads(call.function.arguments)["city"] == "Paris"
+
+
+@pytest.mark.pair
+def test_anthropic_calls_a_tool_and_goes_on(real: Served):
+    tools = [{"name": "get_weather", "description": "The current weather of a city.", "input_schema": CITY}]
+    messages: Any = [{"role": "user", "content": QUESTION}]
+    asked: Any = {"model": "edgespec", "max_tokens": 64, "tools": tools, "extra_body": {"temperature": 0}}
+    with anthropic.Anthropic(base_url=real.url, api_key="none", max_retries=0) as client:
+        with client.messages.stream(messages=messages, **asked) as stream:
+            found = stream.get_final_message()
+        call: Any = found.content[-1]
+        assert (call.name, call.input, found.stop_reason) == ("get_weather", {"city": "Paris"}, "tool_use")
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain, 12 degrees"}
+        messages += [found.to_param(), {"role": "user", "content": [result]}]
+        again = client.messages.create(messages=messages, **asked)  # so small a model calls again
+        told: Any = client.messages.create(messages=messages, tool_choice={"type": "none"}, **asked)
+    assert told.stop_reason == "end_turn" and "rain" in told.content[0].text
+    assert again.usage.cache_read_input_tokens > 100
 
 
 @pytest.mark.pair

@@ -12,8 +12,6 @@ import numpy as np
 import ollama
 import openai
 import pytest
-from langchain_ollama import OllamaEmbeddings
-from langchain_openai import OpenAIEmbeddings
 
 from edgespec.apps.embed.embedder import normalised
 from edgespec.apps.server.embedding_routes import RERANK
@@ -120,7 +118,11 @@ def test_ollamas_client(served, expected):
     assert client.show("tiny").capabilities == ["embedding"]
 
 
+@pytest.mark.long
 def test_langchain(served, expected):
+    from langchain_ollama import OllamaEmbeddings  # two seconds, for this test alone
+    from langchain_openai import OpenAIEmbeddings
+
     theirs = OpenAIEmbeddings(
         base_url=f"{served.url}/v1", api_key="none", model="tiny", check_embedding_ctx_length=False
     )

@@ -235,26 +235,6 @@ def test_errors_are_the_clients_exceptions(client: openai.OpenAI):
     assert long.value.code == "context_length_exceeded"
 
 
-@pytest.mark.pair
-def test_a_real_model_calls_when_it_wants_to(pair: tuple[Path, Path]):
-    target, draft = pair
-    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    function = {"name": "get_weather", "description": "Current weather of a city", "parameters": city}
-    tools: list[Any] = [{"type": "function", "function": function}]
-    question: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
-    with (
-        serving(target, draft) as served,
-        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        for fields in ({}, {"tool_choice": "required"}):
-            answer = ask(
-                client, messages=question, tools=tools, temperature=0, max_tokens=60, **fields
-            ).choices[0]
-            assert answer.finish_reason == "tool_calls"
-            (call,) = answer.message.tool_calls or []
-            assert json.loads(call.function.arguments)["city"] == "Paris"
-
-
 # ---- long prompts ----
 
 

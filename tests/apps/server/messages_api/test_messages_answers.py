@@ -18,6 +18,8 @@ from scripted_texts import writing
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
 
+pytestmark = pytest.mark.proof
+
 GREEDY: dict[str, Any] = {"temperature": 0}
 RED = {"type": "object", "properties": {"red": {"type": "boolean"}}, "required": ["red"]}
 FORMAT = {"type": "json_schema", "schema": RED | {"additionalProperties": False}}
@@ -247,31 +249,6 @@ def test_instructions_amid_a_conversation_reach_the_model(served: Served, tmp_pa
                     for messages in (later, users)
                 )
             assert (found.json() == as_users.json()) is same
-
-
-@pytest.mark.pair
-def test_the_default_pair_calls_a_tool_and_goes_on(pair: tuple[Path, Path]):
-    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    tools: Any = [
-        {"name": "get_weather", "description": "The current weather of a city.", "input_schema": city}
-    ]
-    messages: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
-    asked: Any = {"model": "edgespec", "max_tokens": 64, "tools": tools, "extra_body": GREEDY}
-    with (
-        serving(*pair) as served,
-        anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0) as client,
-    ):
-        with client.messages.stream(messages=messages, **asked) as stream:
-            found = stream.get_final_message()
-        call = called(found)
-        assert (call.name, call.input, found.stop_reason) == ("get_weather", {"city": "Paris"}, "tool_use")
-        result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain, 12 degrees"}
-        messages += [found.to_param(), {"role": "user", "content": [result]}]
-        again = client.messages.create(messages=messages, **asked)  # so small a model calls again
-        told = client.messages.create(messages=messages, tool_choice={"type": "none"}, **asked)
-    assert told.stop_reason == "end_turn" and "rain" in told.content[0].text
-    assert again.usage.cache_read_input_tokens > 100
-    assert served.log == []
 
 
 def test_the_documentation_names_every_field():

@@ -14,6 +14,8 @@ from ollama_requests import DURATIONS, GREEDY, HELLO
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
 
+pytestmark = pytest.mark.proof
+
 
 class Friend(BaseModel):
     """An answer's form."""

@@ -16,6 +16,8 @@ from responses_requests import GET_WEATHER, ask, stream
 from scripted_texts import writing
 from server_app import Served
 
+pytestmark = pytest.mark.proof
+
 ASKED: dict[str, Any] = {"model": "edgespec", "input": "hello"}
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from edgespec.cli.console import err, line_of, message
-from edgespec.drafting.draft import find_draft
+from edgespec.drafting.draft import Draft, NoDraft, find_draft, own_head
 from edgespec.drafting.draft_search import DraftSearch
 from edgespec.engine.capacity import expected_capacity
 from edgespec.engine.model_choice import choose_models, choose_refs
@@ -31,7 +31,6 @@ from edgespec.llama.gguf_header import (
     read_tensors,
 )
 from edgespec.llama.kernels import STOCK, Kernels, memory_bandwidth
-from edgespec.llama.mtp import MtpTarget, why_no_mtp
 from edgespec.llama.packed_file import PackedTensor
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import (
@@ -186,10 +185,11 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path, available: int | 
             return report | {"speech": part("speech.facts")(path)}
         header = check_model_file(header)
         fits_in_memory([(header, 1)])
-        reason, draft = why_no_mtp(header), _draft(name, header)
+        own, draft = own_head(name, header), _draft(name, header)
+        reason, loader = ("", own) if isinstance(own, Draft) else (own, NoDraft(name))
         with (
             err.status(f"loading {name}"),
-            Model(path, header=header) if reason else MtpTarget(header, kernels=True) as model,
+            loader.load_target(header, kernels=True, remote=None) as model,
         ):
             packed = {tensor.name: tensor for tensor in model.packed}
             held = expected_capacity(
@@ -201,7 +201,7 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path, available: int | 
                 available=available,
             )
             rollback = _rollback(model)
-        matrices = [tensor for tensor in _loaded(header, with_mtp=not reason) if tensor.is_matrix]
+        matrices = [tensor for tensor in _loaded(header, with_head=not reason) if tensor.is_matrix]
     except EdgespecError as error:
         return report | {"error": line_of(error)}
     support = architecture_support(header)
@@ -210,7 +210,7 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path, available: int | 
         "capacity": {"parallel": held.parallel, "cache_tokens": held.n_cells, "cache_bytes": held.n_bytes},
         "contexts": fitting_tokens(header, draft, root=root),
         "rollback": rollback,
-        "mtp_head": {"drafts": not reason, "reason": reason} if header.n_mtp else None,
+        "mtp_head": {"drafts": not reason, "reason": reason} if header.n_nextn else None,
         "types": [*_types(matrices, packed)],
         "unpacked": [
             {name: getattr(tensor, name) for name in _FACTS}
@@ -221,12 +221,12 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path, available: int | 
     }
 
 
-def _loaded(header: GGUFHeader, *, with_mtp: bool) -> list[TensorInfo]:
-    """Return the tensors of a file that are loaded: those of an MTP head only `with_mtp`."""
+def _loaded(header: GGUFHeader, *, with_head: bool) -> list[TensorInfo]:
+    """Return the tensors of a file that are loaded: those of a head in it only `with_head`."""
     tensors = read_tensors(header)
-    if with_mtp or not header.n_mtp:
+    if with_head or not header.n_nextn:
         return tensors
-    left_out = tuple(f"blk.{header.n_layer - 1 - i}." for i in range(header.n_mtp))
+    left_out = tuple(f"blk.{header.n_layer - 1 - i}." for i in range(header.n_nextn))
     return [tensor for tensor in tensors if not tensor.name.startswith(left_out)]
 
 

@@ -16,7 +16,7 @@ from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.made_drafts import described
 from edgespec.cli.options import JsonOption
 from edgespec.cli.progress import PullDisplay, pull_shown
-from edgespec.engine.model_choice import has_mtp_head
+from edgespec.engine.model_choice import has_own_head
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import draft_records
 from edgespec.models.hub import format_size, hub_name, is_hub_name
@@ -451,7 +451,7 @@ def add_command(
     with err.status(f"hashing {path.name}"):
         # They are remembered, for the drafts that belong to it.
         sha256, *parts = (file_sha256(one) for one in (path, *header.other_parts))
-    mark = "speech" if is_speech else "mtp" if has_mtp_head(path) else ""
+    mark = "speech" if is_speech else "mtp" if has_own_head(path) else ""
     add_local(name, path, size, sha256, mark=mark, parts=parts)
     err.print(f"added to {user_models_file()}")
     out.print(name)

@@ -14,7 +14,7 @@ from edgespec.cli.groups import grouped, shown
 from edgespec.cli.options import ComputeOnNodes, ModelChoice
 from edgespec.cli.progress import WorkDisplay
 from edgespec.decoding.choices import DrafterName
-from edgespec.engine.model_choice import has_mtp_head
+from edgespec.engine.model_choice import has_own_head
 from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError, describe_os_error
 
@@ -50,7 +50,7 @@ def profile_command(
     from edgespec.platform.processes import SignalPipe
 
     chosen = models.pull("auto", compute)
-    drafter: DrafterName = "model" if chosen.draft else "mtp" if has_mtp_head(chosen.target.found) else "none"
+    drafter: DrafterName = "model" if chosen.draft else "mtp" if has_own_head(chosen.target.found) else "none"
     with (
         SignalPipe() as signals,
         compute.load_engine(EngineOptions(chosen, drafter=drafter, signals=signals)) as engine,
@@ -64,12 +64,11 @@ def profile_command(
         with WorkDisplay() as display, choose_meter() as meter:
             measured = measure(
                 engine.target,
-                engine.draft,
+                engine.draft_in_use,
                 n_threads=engine.n_threads,
                 on_progress=display.show,
                 signals=signals,
                 meter=meter,
-                draft_inputs=engine.timed_inputs,
             )
     return _keep(key, measured, json=json, force=force)
 
@@ -82,8 +81,8 @@ def _keep(key: ProfileKey, measured: Measured, *, json: bool, force: bool) -> in
         key=key,
         target=measured.target,
         draft=measured.draft,
-        target_joules=measured.target_joules,
-        draft_joules=measured.draft_joules,
+        target_watts=measured.target_watts,
+        draft_watts=measured.draft_watts,
         measured=datetime.now().astimezone().isoformat(timespec="seconds"),
         spread=measured.spread,
         reliable=measured.reliable,
@@ -140,8 +139,8 @@ def _print(profile: Profile, sweeps: int) -> None:
     print_table(table)
     rates = ", ".join(f"{name} {1 / curve.read:.0f}" for name, curve in columns)
     out.print(f"reading, tokens/s: {rates}")
-    if profile.target_joules:
-        out.print(f"energy: target {profile.target_joules.passes[0][0]:.2f} J a token")
+    if profile.target_watts:
+        out.print(f"energy: target {profile.target_watts * profile.target.passes[0][0]:.2f} J a token")
     out.print(
         f"{sweeps} repeats, which differ by {profile.spread:.1%}"
         + ("" if profile.reliable else ": not reliable")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from edgespec.cli.options import Explanation
-    from edgespec.drafting.proposal import DraftStep
+    from edgespec.drafting.step import DraftStep
     from edgespec.llama.weights import Model
     from edgespec.platform.metering import Measurement
 

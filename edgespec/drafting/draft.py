@@ -1,88 +1,67 @@
-"""Drafts of a target, besides the suffix store: nothing, a model of its vocabulary, or of another one.
+"""Drafts of a target, besides the suffix store: from a file to the sessions of a draft model.
 
-    NoDraft           nothing
-    PlainDraft        a model of the target's vocabulary
-    TranslatedDraft   a model of another vocabulary
-    HeadDraft         a head in a file that edgespec made
-    EagleDraft        a head that was published in a file of its own (EAGLE-3, EAGLE-3.1)
-    BlockDraft        one that drafts a block of tokens in a pass (DFlash, DSpark, DFlash 2)
-    GemmaDraft        one that works in the target's own cache (Gemma 4)
-    MtpDraft          the head in the target's own file
+    NoDraft      nothing
+    PlainDraft   a model of the target's vocabulary
 
-`find_draft` chooses the kind by the files' headers. Then the models are loaded
-(`load_target`, `load`), and `bind` returns the draft that is used: of the same kind, another one, or none.
+Other kinds are entry points, ours as anybody's (edgespec/platform/plugins.py): a subclass of `Draft` under
+the name that begins the metadata of its files, under `OTHER_VOCABULARY` for models whose tokens are not the
+target's, and for heads in the target's own file under the word of `--drafter` that asks for them.
+
+`find_draft` chooses the kind by the files' headers, and `check`s that it fits. Then the models are loaded
+(`load_target`, `load`), and `bind` returns the draft that is used: itself, another one, or none.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
+from edgespec._core import Interrupt
 from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless
-from edgespec.decoding.session import (
-    Features,
-    Forward,
-    ForwardResult,
-    Inputs,
-    ModelSession,
-    TargetFeatures,
-    n_common,
-)
-from edgespec.drafting.draft_model import DraftModel, WindowedModel
-from edgespec.drafting.foreign.translated_model import ROOM_PER_TOKEN, TranslatedModel
-from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
-from edgespec.drafting.foreign.vocabulary_match import vocabulary_difference
-from edgespec.drafting.head_model import HeadModel
-from edgespec.drafting.pace import Policy
-from edgespec.drafting.profile import N_MAX, CostCurve, block_curve
-from edgespec.errors import EdgespecError, MessageFn, UsageError, describe_os_error
-from edgespec.llama.block_rows import PlainRows, rows_maker
-from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
-from edgespec.llama.head_file import (
-    BlockHead,
-    EagleHead,
-    Fusion,
-    GemmaHead,
-    HeadFile,
-    LayersTarget,
-    TargetEmbeddings,
-    check_published_head,
-    read_head,
-)
-from edgespec.llama.head_kinds import DFLASH, EAGLE, GEMMA
+from edgespec.decoding.session import KEPT, Inputs
+from edgespec.drafting.draft_model import DraftModel, TimedSession
+from edgespec.drafting.pace import ANSWER_TOKENS, Pace, Policy
+from edgespec.drafting.profile import N_MAX, Clocks, CostCurve
+from edgespec.drafting.vocabulary_match import vocabulary_difference
+from edgespec.errors import MessageFn, UsageError
+from edgespec.llama.gguf_header import DRAFTS, GGUFHeader, check_model_file, read_header
 from edgespec.llama.kv_cache import KVCache
-from edgespec.llama.lent_cache import LentCache, LentSession
-from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.llama.rpc import RemoteLayers
 from edgespec.llama.sequence_pool import SequencePool
-from edgespec.llama.session import EmbeddingsFn, Session
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.models.draft_records import paired_draft
+from edgespec.models.footprint import draft_rollback
 from edgespec.models.resolve import ModelRef, named_as, resolve
-from edgespec.models.store import sha256_of
+from edgespec.platform import plugins
 from edgespec.platform.closing import Closing
 
 if TYPE_CHECKING:
     from edgespec.drafting.draft_search import DraftSearch
 
+OWN_HEADS = "edgespec.own_heads"
+"""The entry points of kinds of heads in a target's own file."""
+
+OTHER_VOCABULARY = "other-vocabulary"
+"""The kind of draft for a model whose vocabulary is not the target's."""
+
+
+def check_target(header: GGUFHeader) -> None:
+    """Raise UsageError for a draft head, which cannot be a target."""
+    if header.is_head:
+        raise UsageError(f"{header.path}: a draft head; it cannot be a target")
+
 
 class Draft(Closing):
-    """A draft of one target, from its file to its sessions. A context manager, which closes its model."""
+    """A draft of one target, from its file to its sessions. A context manager, which closes its model.
 
-    name: str | None = None
-    """The draft as it was given, or its name in the registry."""
-    header: GGUFHeader | None = None
-    """The header of its file; None without a file of its own."""
+    A kind of draft has its own `open`, and of the other methods those that the plain ones do not fit.
+    """
+
+    what = "a draft"
+    """What its files hold, with an article."""
     reads_states = False
-    """Whether it is a head, which reads the target's hidden states."""
-    is_mtp = False
-    """Whether it is the head in the target's own file."""
+    """Whether it is a head, which reads the target's hidden states; its passes take `Inputs`."""
     in_target_cache = False
     """Whether it works in the target's cache: `open` then takes the target's sequences."""
     model: Model | None = None
@@ -90,15 +69,25 @@ class Draft(Closing):
     trained_for: str | None = None
     """SHA-256 of the target's file, where a training on rejected places can make a better one of it."""
     target: Model
+    n_threads: int
 
-    def __init__(self, target_name: str) -> None:
-        """Draft for the target of that name."""
-        self.target_name = target_name
+    def __init__(self, target_name: str, name: str | None = None, header: GGUFHeader | None = None) -> None:
+        """Draft for the target of that name with the file of `header`, None for none of its own.
+
+        `name`: the draft as it was given, or its name in the registry.
+        """
+        self.target_name, self.name, self.header = target_name, name, header
 
     # ---- loading ----
 
-    def without_layers(self) -> Draft:
-        """Return the draft to use where layers of the target lie on nodes. Raises UsageError if none can."""
+    def check(self, target: GGUFHeader) -> None:
+        """Raise UsageError or EdgespecError if its file cannot draft for the file of `target`."""
+
+    def without_layers(self, drafter: DrafterChoice) -> Draft:
+        """Return the draft to use where layers of the target lie on nodes; the user chose `drafter`.
+
+        Raises UsageError if none can.
+        """
         return self
 
     def load_target(self, header: GGUFHeader, *, kernels: bool, remote: RemoteLayers | None) -> Model:
@@ -107,11 +96,12 @@ class Draft(Closing):
 
     def load(self, target: Model, *, kernels: bool, n_threads: int) -> Model | None:
         """Load the draft's model and return it; None if nothing but the suffix store drafts."""
-        self.target = target
-        self.model = self._load(kernels=kernels, n_threads=n_threads)
+        self.target, self.n_threads = target, n_threads
+        self.model = self.load_model(kernels=kernels)
         return self.model
 
-    def _load(self, *, kernels: bool, n_threads: int) -> Model | None:
+    def load_model(self, *, kernels: bool) -> Model | None:
+        """Load its model, which may need `target`."""
         return Model(self.header.path, kernels=kernels, header=self.header) if self.header else None
 
     def bind(self, on_message: MessageFn) -> Draft:
@@ -122,13 +112,14 @@ class Draft(Closing):
         assert self.model  # noqa: S101 - for the type checker
         stuck = [model.name for model in (self.target, self.model) if not model.can_rewind]
         if not stuck:
-            return self._match(self.model, on_message)
+            return self.match(self.model, on_message)
         what = "decoding plainly" if stuck[0] == self.target.name else "it does not draft"
         on_message(f"{stuck[0]} cannot take tokens back: {what}")
         self.close()
-        return StuckDraft(self.target_name)
+        return NoDraft(self.target_name, is_stuck=True)
 
-    def _match(self, model: Model, on_message: MessageFn) -> Draft:
+    def match(self, model: Model, on_message: MessageFn) -> Draft:
+        """Return the draft to use of its loaded `model` and `target`, which can take tokens back."""
         return self
 
     # ---- what it can do ----
@@ -156,19 +147,31 @@ class Draft(Closing):
         """Return the draft model of one generation, which reads and writes in a sequence of `sequences`."""
         raise NotImplementedError
 
-    def enter(self, cache: KVCache) -> None:
-        """Take note of the target's new cache, with nothing in it yet."""
+    def use_cache(self, cache: KVCache | None) -> None:
+        """Take note of the target's new cache, with nothing in it yet; None: the last one will be closed."""
 
-    def leave(self) -> None:
-        """Take note that the target's cache is going to be closed."""
+    # ---- timing ----
 
-    @property
-    def timed_inputs(self) -> EmbeddingsFn | None:
-        """Maker of the rows that a timed pass takes in place of tokens; None: it takes tokens.
+    def timed_rows(self, tokens: Sequence[int]) -> Inputs | None:
+        """Return the rows that a timed pass takes in place of `tokens`, where it `reads_states`.
 
-        Costs do not depend on their values.
+        None: the tokens themselves. Costs do not depend on their values.
         """
         return None
+
+    def timed_session(self, target: Session, n_ctx: int, interrupt: Interrupt | None) -> TimedSession:
+        """Return a session whose passes are timed beside those of `target`, which was just opened."""
+        assert self.model  # noqa: S101 - for the type checker
+        return Session(
+            self.model,
+            n_ctx=n_ctx,
+            n_batch=self.model.most_batch,
+            n_threads=self.n_threads,
+            n_logits_max=N_MAX,
+            embeddings=self.timed_rows if self.reads_states else None,
+            interrupt=interrupt,
+            rollback=draft_rollback(),
+        )
 
     def costs(self, curve: CostCurve) -> CostCurve:
         """Return the costs of drafting, for a `curve` of single passes."""
@@ -183,10 +186,13 @@ class Draft(Closing):
 class NoDraft(Draft):
     """No draft model: only the suffix store drafts."""
 
-    def __init__(self, target_name: str, reason: str = "") -> None:
-        """`reason`: why the head in the target's file does not draft, if there is one."""
+    def __init__(self, target_name: str, reason: str = "", *, is_stuck: bool = False) -> None:
+        """`reason`: why the head in the target's file does not draft, if there is one.
+
+        `is_stuck`: there was a draft, left out since it or its target cannot take tokens back.
+        """
         super().__init__(target_name)
-        self._reason = reason
+        self._reason, self._is_stuck = reason, is_stuck
 
     def bind(self, on_message: MessageFn) -> Draft:
         """Return itself, and tell why no head drafts."""
@@ -196,33 +202,32 @@ class NoDraft(Draft):
 
     def restrict(self, policy: Policy, drafter: DrafterName) -> Policy | None:
         """Return `policy` without a draft model; the suffix store's drafts remain."""
-        if policy.model and not policy.suffix:
-            raise UsageError("no draft model was loaded", field="drafter", value=drafter)
-        return replace(policy, model=False, staged=False) if policy.model else policy
-
-
-class StuckDraft(NoDraft):
-    """A draft that was left out, because it or its target cannot take tokens back."""
-
-    def restrict(self, policy: Policy, drafter: DrafterName) -> Policy | None:
-        """Return `policy` without a model; None where that leaves nothing."""
-        return None if policy.model and not policy.suffix else super().restrict(policy, drafter)
+        if not policy.model:
+            return policy
+        if policy.suffix:
+            return replace(policy, model=False, staged=False)
+        if self._is_stuck:
+            return None
+        raise UsageError("no draft model was loaded", field="drafter", value=drafter)
 
 
 class PlainDraft(Draft):
-    """A model of the target's vocabulary; `bind` finds out whether it has another one."""
+    """A model of the target's vocabulary; `match` finds out whether it has another one."""
 
     model: Model
     header: GGUFHeader
 
-    def __init__(self, target_name: str, name: str, header: GGUFHeader) -> None:
-        """Draft with the file of `header`, which is named `name`."""
-        super().__init__(target_name)
-        self.name = name
-        self.header = header
+    def check(self, target: GGUFHeader) -> None:
+        """Raise UsageError or EdgespecError if the file holds no model that writes text."""
+        self.header = check_model_file(self.header)
 
-    def _match(self, model: Model, on_message: MessageFn) -> Draft:
-        return TranslatedDraft(self, on_message) if vocabulary_difference(self.target, model) else self
+    def match(self, model: Model, on_message: MessageFn) -> Draft:
+        """Return itself, or the draft for models of another vocabulary."""
+        if not vocabulary_difference(self.target, model):
+            return self
+        other: Draft = plugins.load(DRAFTS, OTHER_VOCABULARY)(self.target_name, self.name, self.header)
+        other.target, other.model, other.n_threads = self.target, model, self.n_threads
+        return other.match(model, on_message)
 
     def writer(self) -> Model:
         """Return the draft model, which can write alone in a cascade."""
@@ -235,374 +240,32 @@ class PlainDraft(Draft):
         return model
 
 
-class TranslatedDraft(Draft):
-    """A draft model of another vocabulary: what it writes is translated into the target's tokens."""
+# ---- the choice ----
 
-    model: Model
 
-    def __init__(self, plain: PlainDraft, on_message: MessageFn) -> None:
-        """Go on from a loaded draft. Raises EdgespecError if no token is the same in both vocabularies."""
-        super().__init__(plain.target_name)
-        self.name, self.header, self.model, self.target = plain.name, plain.header, plain.model, plain.target
-        self._map: VocabularyMap = map_vocabularies(self.target, self.model)
-        if not self._map.n_shared:
-            raise EdgespecError(
-                f"{self.name} cannot draft for {self.target_name}: no token is the same in both; "
-                "choose another draft, or drafter none"
-            )
-        on_message(f"{self.name} drafts in another vocabulary: {self._map.n_shared:,} tokens are the same")
+class OwnHead(Protocol):
+    """A kind of head in a target's own file."""
 
-    def writer(self) -> Model:
-        """Raise UsageError: its tokens are not the target's."""
-        raise UsageError(
-            f"a cascade needs one vocabulary: {self.name} has another than {self.target_name}; "
-            "choose a draft of the target's family"
-        )
+    def why_not(self, target: GGUFHeader, /) -> str:
+        """Say in a few words why the file has no head of this kind that can be used; "" if it has one."""
 
-    def n_own(self, n_ctx: int) -> int:
-        """Return roughly how many of its own tokens `n_ctx` tokens of the target are."""
-        return min(math.ceil(n_ctx * ROOM_PER_TOKEN), self.model.n_ctx_train)
+    def __call__(self, target_name: str, name: str) -> Draft:
+        """Return the draft; `name` is the word of `--drafter` that asks for it."""
 
-    def open(self, sequences: SequencePool) -> DraftModel:
-        """Return the draft model of one generation, which speaks the target's tokens."""
-        return TranslatedModel(sequences.begin([0]), self.target, self._map)
 
+def own_heads() -> dict[str, OwnHead]:
+    """Return the kinds of heads in a target's own file, by the word that asks for each."""
+    return {word: plugins.load(OWN_HEADS, word) for word in plugins.offered(OWN_HEADS)}
 
-# ---- heads: blocks that continue from the target's hidden states ----
 
-
-# ---- a draft head that drafts a block of tokens in one pass, in the place of a draft model ----
-
-
-_FIRST, _FURTHER = 2, 1  # the n in `block_curve` of the pass of a draft, and of one more of its tokens
-
-
-class BlockModel(WindowedModel):
-    """`session`'s head behind the interface of DraftModel."""
-
-    features: TargetFeatures
-
-    def __init__(
-        self,
-        session: Session,
-        features: TargetFeatures,
-        head: BlockHead,
-        *,
-        n_vocab: int,
-        make_rows: Callable[[int], PlainRows],
-    ) -> None:
-        """Draft with `session`, of a cache that takes inputs, from what `features` will hold.
-
-        Only the first `n_vocab` tokens are drafted. `make_rows`: what `rows_maker` returned for `head`.
-        """
-        super().__init__(session, n_vocab=n_vocab)
-        self.features = features
-        self._masks = [head.mask] * (head.n_block - 1)
-        self._began_at = 0  # tokens of the sequence that the last pass was made after
-        self._rows = make_rows(self._n_row)
-
-    def begin(self, tokens: Sequence[int] = ()) -> None:
-        """Start on the sequence `tokens`; what was read of one that begins like it stays."""
-        self._rows.clear()
-        n_same = n_common(self._session.tokens, tokens[self._offset :])
-        if not self._go_back(n_same):
-            self._start_at(self.features.first)
-
-    def rest(self) -> None:
-        """Do nothing: what was read stays for the next text, which may begin like this one."""
-
-    def follows(self, n_tokens: int) -> bool:
-        """Whether it can draft after `n_tokens` tokens.
-
-        It needs all states but the last token's, and at least one; or the last are drafted, and a part of
-        its block is left.
-        """
-        if self._is_new(n_tokens):
-            return max(self.features.first, self._offset) < n_tokens - 1 == self.features.end
-        is_last = self._began_at == self.features.end + 1
-        return is_last and 0 < n_tokens - self._began_at < len(self._rows)
-
-    def n_unread(self, n_tokens: int) -> int:
-        """Return 2 where a draft begins, which takes a pass, and 1 within one."""
-        return _FIRST if self._is_new(n_tokens) else _FURTHER
-
-    def make_room(self, n_tokens: int) -> None:
-        """Start again from the recent half where the sequence and the masks do not fit."""
-        super().make_room(n_tokens + len(self._masks))
-
-    def read(self, tokens: Sequence[int]) -> None:
-        """Read the states of `tokens` that are known and it has not read."""
-        start = self._offset + self.n_past
-        if start < self.features.first:
-            start = self.features.first
-            self._start_at(start)
-        if start < self.features.end:
-            inputs = self.features.rows(start, self.features.end)
-            Forward(self._session, tokens[start : self.features.end], 0, inputs=inputs).run()
-
-    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
-        """Return the pass of a block, which others may share, or the rest of the last block's result.
-
-        `follows` must say that it can; there are no `guesses`.
-        """
-        if guesses:
-            raise ValueError("a block is drafted without guesses")
-        if not self._is_new(len(tokens)):
-            row, confidence = self._rows.at(len(tokens) - self._began_at, tokens[-1])
-            # Not a pass to learn costs from.
-            return ForwardResult(row, 0.0, N_MAX + 1, confidence=confidence)
-        started = time.perf_counter()
-        self.read(tokens)
-        handled_s = time.perf_counter() - started
-        block = [tokens[-1], *self._masks]
-        asked = Forward(self._session, block, len(block), with_features=self._rows.with_states)
-        asked.finish = partial(self._finish_block, tokens[-1], len(tokens), self.n_past, handled_s)
-        return asked
-
-    def _finish_block(
-        self, last: int, began_at: int, n_read: int, handled_s: float, evaluated: ForwardResult
-    ) -> ForwardResult:
-        self._session.rewind(n_read)
-        self._rows.set(evaluated)
-        self._began_at = began_at
-        row, confidence = self._rows.at(0, last)
-        is_own = evaluated.n_tokens == 1 + len(self._masks)
-        return replace(
-            evaluated,
-            rows=row,
-            confidence=confidence,
-            n_tokens=_FIRST if is_own else evaluated.n_tokens,
-            seconds=handled_s + evaluated.seconds,
-        )
-
-    def _is_new(self, n_tokens: int) -> bool:
-        return self.features.end >= n_tokens - 1
-
-
-# ---- heads that draft a token a pass, and the choice ----
-
-
-LAYERS_ON_NODES = "its layers lie on nodes, where the head cannot read them"
-"""Why the head in the target's own file does not draft."""
-
-
-class _Head(Draft):
-    """A draft that reads the target's hidden states."""
-
-    reads_states = True
-
-    def restrict(self, policy: Policy, drafter: DrafterName) -> Policy | None:
-        return replace(policy, staged=False)
-
-    def writer(self) -> Model:
-        """Raise UsageError: a head writes nothing without its target."""
-        small = paired_draft(self.target_name, writes=True)
-        such_as = f", such as {small}" if small and small != self.name else ""
-        raise UsageError(
-            f"{self.name} is a draft head, which cannot write in a cascade by itself: choose a draft model"
-            f"{such_as}"
-        )
-
-    def _features(self) -> TargetFeatures:
-        return TargetFeatures(self.target.n_state)
-
-    def _zeros(self, tokens: Sequence[int], width: int) -> Inputs:
-        return np.zeros((len(tokens), width), np.float32)
-
-
-class HeadDraft(_Head):
-    """A head in a file that edgespec made."""
-
-    model: Model
-
-    def __init__(self, target_name: str, name: str, header: GGUFHeader, head: HeadFile) -> None:
-        """Draft with the `head` in the file of `header`, which is named `name`."""
-        super().__init__(target_name)
-        self.name, self.header, self._head = name, header, head
-        self.trained_for = head.target_sha256
-
-    def _load(self, *, kernels: bool, n_threads: int) -> Model | None:
-        self._n_threads = n_threads
-        return super()._load(kernels=kernels, n_threads=n_threads)
-
-    def _match(self, model: Model, on_message: MessageFn) -> Draft:
-        embeddings = TargetEmbeddings(self.target.header)
-        self._fusion = Fusion(self._head, embeddings, n_threads=self._n_threads, plugin=model.plugin)
-        return self
-
-    def open(self, sequences: SequencePool) -> DraftModel:
-        """Return the head of one generation, with the matrix that joins tokens and states."""
-        return HeadModel(
-            sequences.begin([0]),
-            self._features(),
-            n_vocab=self.target.n_vocab,
-            head=self._head,
-            fusion=self._fusion,
-        )
-
-    @property
-    def timed_inputs(self) -> EmbeddingsFn | None:
-        """Rows of tokens, joined with states of zeros."""
-        return lambda tokens: self._fusion(tokens, self._zeros(tokens, self._head.n_embd))
-
-
-class _PublishedDraft(_Head):
-    """A head that was published in a file of its own; it reads the states of several layers."""
-
-    header: GGUFHeader
-
-    def __init__(self, target_name: str, name: str, header: GGUFHeader) -> None:
-        """Draft with the file of `header`, which `check_published_head` has checked."""
-        super().__init__(target_name)
-        self.name, self.header = name, header
-
-    def without_layers(self) -> Draft:
-        """Raise UsageError: it needs the layers' states."""
-        problem = "reads what is in the target's layers, which lie on nodes: choose another draft"
-        raise UsageError(problem, field="draft", value=self.name)
-
-    def load_target(self, header: GGUFHeader, *, kernels: bool, remote: RemoteLayers | None) -> Model:
-        return LayersTarget(header, self.header, kernels=kernels)
-
-    def _match(self, model: Model, on_message: MessageFn) -> Draft:
-        if difference := vocabulary_difference(self.target, model):
-            raise UsageError(f"{model.path}: a head of another model than {self.target_name}: {difference}")
-        return self
-
-
-class EagleDraft(_PublishedDraft):
-    """An EAGLE-3 head beside its target, of which it reads the states of several layers."""
-
-    model: EagleHead
-
-    def _load(self, *, kernels: bool, n_threads: int) -> Model:
-        return EagleHead(self.header, self.target, kernels=kernels, n_threads=n_threads)
-
-    def open(self, sequences: SequencePool) -> DraftModel:
-        """Return the head of one generation, with the encoder of the target's states."""
-        return HeadModel(
-            sequences.begin([0]), self._features(), n_vocab=self.target.n_vocab, encode=self.model.encode
-        )
-
-    @property
-    def timed_inputs(self) -> EmbeddingsFn | None:
-        """Encoded states of zeros; a pass over one token is one along a draft, without the encoder."""
-
-        def inputs(tokens: Sequence[int]) -> Inputs:
-            if len(tokens) == 1:
-                return self._zeros(tokens, self.model.n_embd)
-            return self.model.encode(self._zeros(tokens, self.target.n_state))
-
-        return inputs
-
-
-class BlockDraft(_PublishedDraft):
-    """A DFlash head or its kin, which drafts a block of tokens in one pass."""
-
-    model: BlockHead
-
-    def _load(self, *, kernels: bool, n_threads: int) -> Model:
-        head = BlockHead(self.header, self.target, kernels=kernels)
-        try:
-            self._make_rows = rows_maker(head, n_threads)
-        except BaseException:
-            head.close()
-            raise
-        return head
-
-    def open(self, sequences: SequencePool) -> DraftModel:
-        """Return the head of one generation, which drafts a block of tokens in each pass."""
-        return BlockModel(
-            sequences.begin([0]),
-            self._features(),
-            self.model,
-            n_vocab=self.target.n_vocab,
-            make_rows=self._make_rows,
-        )
-
-    @property
-    def timed_inputs(self) -> EmbeddingsFn | None:
-        """States of zeros where many are read; few tokens are a block of masks."""
-        return lambda tokens: self._zeros(tokens, self.target.n_state) if len(tokens) > N_MAX else None
-
-    def costs(self, curve: CostCurve) -> CostCurve:
-        """Return the curve of passes over a block."""
-        return block_curve(curve, self.model.n_block)
-
-
-class GemmaDraft(_PublishedDraft):
-    """A Gemma 4 head, which works in the target's own cache."""
-
-    model: GemmaHead
-    in_target_cache = True
-    _cache: LentCache | None = None
-
-    def load_target(self, header: GGUFHeader, *, kernels: bool, remote: RemoteLayers | None) -> Model:
-        """Load the target as it is: the head reads its last hidden states."""
-        return Model(header.path, kernels=kernels, header=header)
-
-    def _load(self, *, kernels: bool, n_threads: int) -> Model:
-        self._n_threads = n_threads
-        return GemmaHead(self.header, self.target, kernels=kernels)
-
-    def open(self, sequences: SequencePool) -> DraftModel:
-        """Return it as a LentModel, in the cache of `sequences`, the target's."""
-        assert self._cache  # noqa: S101 - for the type checker
-        session = LentSession(self._cache)
-        return LentModel(session, self._features(), sequences, n_vocab=self.target.n_vocab)
-
-    def enter(self, cache: KVCache) -> None:
-        """Make its context in the target's cache."""
-        self._cache = LentCache(self.model, cache, n_threads=self._n_threads, interrupt=cache.interrupt)
-
-    def leave(self) -> None:
-        """Close its context in the target's cache."""
-        cache, self._cache = self._cache, None
-        if cache:
-            cache.close()
-
-
-class MtpDraft(_Head):
-    """The head in the target's own file."""
-
-    name = "mtp"
-    is_mtp = True
-    model: MtpHead
-
-    def __init__(self, target_name: str, drafter: DrafterChoice) -> None:
-        """Draft with the target's own head; the user chose `drafter`."""
-        super().__init__(target_name)
-        self._drafter = drafter
-
-    def without_layers(self) -> Draft:
-        """Return NoDraft. Raises UsageError if the user chose the head."""
-        if self._drafter == "mtp":
-            raise UsageError(f"{self.target_name}: {LAYERS_ON_NODES}", field="drafter", value="mtp")
-        return NoDraft(self.target_name, LAYERS_ON_NODES)
-
-    def load_target(self, header: GGUFHeader, *, kernels: bool, remote: RemoteLayers | None) -> Model:
-        """Load the target with its head."""
-        return MtpTarget(header, kernels=kernels)
-
-    def _load(self, *, kernels: bool, n_threads: int) -> Model:
-        assert isinstance(self.target, MtpTarget)  # noqa: S101 - for the type checker
-        return MtpHead(self.target)
-
-    def bind(self, on_message: MessageFn) -> Draft:
-        """Return itself: it is made for its target, whatever kind of model that is."""
-        return self
-
-    def open(self, sequences: SequencePool) -> DraftModel:
-        """Return the head of one generation, which reads the target's states beside its tokens."""
-        return HeadModel(sequences.begin([0]), self._features(), n_vocab=self.target.n_vocab)
-
-    @property
-    def timed_inputs(self) -> EmbeddingsFn | None:
-        """Rows of zeros in place of the states, for passes that are timed."""
-        return lambda tokens: self._zeros(tokens, self.model.n_embd)
-
-
-_PUBLISHED: dict[str, type[_PublishedDraft]] = {EAGLE: EagleDraft, DFLASH: BlockDraft, GEMMA: GemmaDraft}
+def own_head(target_name: str, target: GGUFHeader) -> Draft | str:
+    """Return the draft that is the head in the target's own file, or in a few words why there is none."""
+    reasons = []
+    for word, head in own_heads().items():
+        if not (reason := head.why_not(target)):
+            return head(target_name, word)
+        reasons.append(reason)
+    return next(iter(reasons), "no kind of head is installed")
 
 
 def find_draft(search: DraftSearch, draft: ModelRef | None, drafter: DrafterChoice) -> Draft:
@@ -615,118 +278,80 @@ def find_draft(search: DraftSearch, draft: ModelRef | None, drafter: DrafterChoi
     if draft is None:
         if is_draftless(drafter):
             return NoDraft(target_name)
-        reason = why_no_mtp(target)
-        if not reason:
-            return MtpDraft(target_name, drafter)
-        if drafter == "mtp":
-            raise UsageError(f"{target_name}: {reason}", field="drafter", value=drafter)
+        own = own_head(target_name, target)
+        if isinstance(own, Draft):
+            return own
+        if drafter in plugins.offered(OWN_HEADS):
+            raise UsageError(f"{target_name}: {own}", field="drafter", value=drafter)
         found = search.find() if drafter == "auto" else None
         if found is None:
-            return NoDraft(target_name, reason if target.n_mtp else "")
+            return NoDraft(target_name, own if target.n_nextn else "")
         draft = ModelRef(found)
     name, path = draft.name, resolve(draft)
     with named_as(name, path):
         header = read_header(path)
-        if published := check_published_head(header, target):
-            return _PUBLISHED[published.architecture](target_name, name, published)
-        header = check_model_file(header)
-    if head := read_head(header):
-        _check_made_for(head, target)
-        return HeadDraft(target_name, name, header, head)
-    return PlainDraft(target_name, name, header)
+        kind = plugins.load(DRAFTS, header.draft_kind) if header.draft_kind else PlainDraft
+        made: Draft = kind(target_name, name, header)
+        made.check(target)
+    return made
 
 
-def _check_made_for(head: HeadFile, target: GGUFHeader) -> None:
-    """Raise UsageError if `head` was made for another file than that of `target`.
+# ---- the target's hidden states that a head reads ----
 
-    The first time the whole file is read for its hash, which takes a second or two for each GB.
+
+_STATES = (32,)
+"""Tokens of a prompt whose hidden states a head reads: with more, no more of its drafts are accepted."""
+_STATES_OWN = (KEPT, 64)
+"""The same of a head in the target's file, which was trained on whole texts: all that are kept, or few."""
+# Of what drafting saves, the share that a head without these states loses: without any of the prompt's, or
+# with that of its last token, which edgespec's kernels leave for nothing (docs/measurements/drafts.md).
+_STATES_SHARE, _STATES_SHARE_AFTER_LAST = 0.12, 0.05
+_PASS_SHARE = 0.5  # of T(1), what dividing the prompt into one more pass costs
+_SMALL = 0.03  # share of reading the prompt, below which only the price and the gain are compared
+_CAUTION = 3.0  # weight of their price over what they save: never slower comes before faster
+
+
+def states_worth(
+    pace: Pace, target: Model, n_unread: int, n_predict: int | None, *, n_requests: int = 1
+) -> int:
+    """Return for how many of a prompt's last tokens the target's hidden states are worth their cost.
+
+    `n_unread` tokens of the prompt are to be read after those that are known, at most `n_predict` follow. The
+    price is paid before the answer begins, so the states are left out where a usual answer would not gain
+    clearly more and the price is no small part of reading the prompt, or where `n_requests` share the passes
+    and drafting for all of them would not pay. The head then begins with the answer.
     """
-    if (head.n_vocab, head.n_embd) == (target.n_vocab, target.n_embd):
-        try:
-            if sha256_of(target.path) == head.target_sha256:
-                return
-        except OSError as error:
-            raise EdgespecError(f"cannot read {target.path}: {describe_os_error(error)}") from error
-        what = "another quantization of this model, or another model of its size"
-    else:
-        what = "another model"
-    raise UsageError(
-        f"{head.path}: a draft head made for {what}, not for {target.path.name}; make one for it with "
-        "`edgespec draft make`"
-    )
+    sizes = _STATES if target.hidden_states.all_logits else _STATES_OWN
+    if pace.needs_model:
+        return min(sizes[0], n_unread)
+    if pace.costs.draft is None:
+        return 0
+    plain, speedup = pace.speedup(pace.n_known + n_unread, n_requests)
+    share = _STATES_SHARE_AFTER_LAST if target.leaves_last_states else _STATES_SHARE
+    saved = share * plain * max(0.0, 1.0 - 1.0 / speedup)
+    if not saved:
+        return 0
+    small = _SMALL * pace.costs.target.read(n_unread, pace.n_known)
+    n_tokens = min(n_predict or ANSWER_TOKENS, 2 * ANSWER_TOKENS)
+    for n in sizes:
+        n_wanted = min(n, n_unread)
+        price = _price_of_states(pace.costs, target, n_wanted, plain if n_wanted < n_unread else 0.0)
+        if saved * n_tokens > (price if price < small else _CAUTION * price):
+            return n_wanted
+    return 0
 
 
-# ---- a draft head that works in the target's own cache (Gemma 4's), in the place of a draft model ----
-#
-# It reads the last token together with the target's hidden state before it, and along a draft each token with
-# its own last state. It has read nothing and takes nothing back: what it attends to are the target's tokens.
+def _price_of_states(costs: Clocks, target: Model, n: int, one: float) -> float:
+    """Return the cost of the hidden states of `n` tokens of a prompt.
 
-
-class LentModel(DraftModel):
-    """`session`'s head behind the interface of DraftModel."""
-
-    features: TargetFeatures
-    _session: LentSession
-
-    def __init__(
-        self, session: LentSession, features: TargetFeatures, pool: SequencePool, *, n_vocab: int
-    ) -> None:
-        """Draft with `session`, from what `features` will hold, in the cache of `pool`, the target's.
-
-        Only the first `n_vocab` tokens are drafted.
-        """
-        super().__init__(session, n_vocab=n_vocab)
-        self.features, self._pool = features, pool
-        self._own_at = -1
-        self._own: Features = features.rows(0, 0)  # its own hidden state of token `_own_at`
-
-    def join(self, target: ModelSession) -> None:
-        """Draft for this session of the target from now on."""
-        self._session.target = target
-
-    def begin(self, tokens: Sequence[int] = ()) -> None:
-        """Start on the sequence `tokens`."""
-        self._own_at = -1
-
-    def rest(self) -> None:
-        """Leave the target's session, which ends."""
-        self._session.target = None
-
-    def follows(self, n_tokens: int) -> bool:
-        """Whether it can draft after `n_tokens`: it needs the state of the last but one, and free cells."""
-        known = self.features.first <= n_tokens - 2 < self.features.end or self._own_at == n_tokens - 2 >= 0
-        return known and self.n_past > 0 and self._pool.make_room(self._pool.n_running)
-
-    def n_unread(self, n_tokens: int) -> int:
-        """Return 1: the last token."""
-        return 1
-
-    def skip(self, n_tokens: int, n_recent: int) -> None:
-        """Do nothing."""
-
-    def read(self, tokens: Sequence[int]) -> None:
-        """Do nothing."""
-
-    def make_room(self, n_tokens: int) -> None:
-        """Do nothing: the target's sequence has what room it needs."""
-
-    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
-        """Return the pass over the last token; `follows` must say that it can, and there are no `guesses`."""
-        if guesses:
-            raise ValueError("it drafts without guesses")
-        before = len(tokens) - 2
-        is_known = self.features.first <= before < self.features.end
-        state = self.features.rows(before, before + 1) if is_known else self._own
-        asked = Forward(self._session, self._known(tokens[-1:]), inputs=state, with_features=True)
-        asked.finish = partial(self._finish_read, len(tokens) - 1)
-        return asked
-
-    def _finish_read(self, at: int, evaluated: ForwardResult) -> ForwardResult:
-        if evaluated.features is not None:
-            self._own_at, self._own = at, evaluated.features[-1:].copy()
-        return self._finish(evaluated)
-
-    def trim(self, n_tokens: int) -> None:
-        """Forget its own state of what comes after the sequence's first `n_tokens` tokens."""
-        if self._own_at >= n_tokens:
-            self._own_at = -1
+    Mostly they need their own pass (`one`: the cost of one over a single token, or 0), and the library
+    computes the logits of each: a sixth of the default target's prefill, which edgespec's kernels leave out.
+    A head in the target's file reads as many tokens.
+    """
+    if not target.hidden_states.all_logits:
+        return costs.draft.read(n, 0) if costs.draft else 0.0
+    price = _PASS_SHARE * one
+    if not target.uses_kernels:
+        n_output = target.n_vocab * target.n_embd
+        price += n * costs.target.read(512, 0) / 512 * n_output / (target.n_params - n_output)
+    return price

@@ -1,4 +1,4 @@
-"""The draft model: what it has read of the sequence, and its passes; and one that attends to a window."""
+"""The draft model: what it has read of the sequence, and its passes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ class DraftSession(ModelSession, Protocol):
 
     def close(self) -> None:
         """Free the session's cache."""
+
+
+class TimedSession(DraftSession, Protocol):
+    """A session whose passes are timed and taken back."""
+
+    def keep(self) -> None:
+        """Take note that the sequence will be cut back to here."""
 
 
 class DraftSessions(Protocol):
@@ -187,58 +194,3 @@ class DraftModel:
         """Return `tokens` with 0 for those that the model does not have, which costs acceptance."""
         n_inputs = self._n_inputs
         return [t if t < n_inputs else 0 for t in tokens]
-
-
-WINDOW = 1024
-"""Tokens to which a draft head attends at least, where there are as many. More cost time and room, and no
-more of its tokens are accepted (docs/measurements/drafts.md)."""
-_STEP = WINDOW // 4  # more that it attends to until the oldest are dropped
-
-
-class WindowedSession(DraftSession, Protocol):
-    """A session whose oldest tokens can go out of the cache."""
-
-    @property
-    def n_held(self) -> int:
-        """Tokens of the sequence in the cache: the last of `n_past`."""
-
-    def drop_first(self, n_tokens: int, /) -> bool:
-        """Take the first `n_tokens` out of the cache; return False where the model cannot."""
-
-
-class WindowedModel(DraftModel):
-    """A draft model that attends only to the last tokens: its pass costs the same in a text of any length.
-
-    The oldest go out of its cache, some at a time, and the others stay where they are, so that nothing is
-    read again. That costs acceptance, never exactness.
-    """
-
-    _session: WindowedSession
-
-    @property
-    def n_held(self) -> int:
-        """Tokens in its cache, to which its next pass attends."""
-        return self._session.n_held
-
-    def make_room(self, n_tokens: int) -> None:
-        """Drop the oldest tokens where a sequence of `n_tokens` is longer than the window by a step.
-
-        Where the model cannot drop them, or too much of the sequence is unread, it starts again from the
-        recent half when its context is full.
-        """
-        session = self._session
-        n_all, n_past = n_tokens - self._offset, session.n_past
-        n_dropped = n_past - session.n_held
-        most = min(self.n_ctx, WINDOW + _STEP)
-        n_drop = n_all - most * WINDOW // (WINDOW + _STEP)
-        if n_all - n_dropped > most and n_drop < n_past and session.drop_first(n_drop):
-            return
-        if n_all - n_dropped > self.n_ctx:
-            self._start_at(n_tokens - self.n_ctx // 2)
-
-    def _go_back(self, n_keep: int) -> bool:
-        """Cut its sequence back to `n_keep` tokens; return False where none of them would be left."""
-        if n_keep <= self._session.n_past - self._session.n_held:
-            return False
-        self._session.rewind(n_keep)
-        return True

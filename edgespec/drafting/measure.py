@@ -3,7 +3,7 @@
     read     128 tokens into one session of each model, 2048 into another
     sweep    each n, in each session: n tokens with all their logits, timed, and taken back
     sweep    ... again, as often as the budget allows: a machine that drifts does so for all n alike
-    energy   where the processor counts it: passes of one n, one after another, over many of its ticks
+    energy   where the processor counts it: the watts of passes of each model, over many of its ticks
 
 What is too slow for that is measured less closely: fewer n, a shorter long context, and at least one sweep.
 """
@@ -18,31 +18,31 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from edgespec._core import Interrupt
+from edgespec.drafting.draft import Draft
+from edgespec.drafting.draft_model import TimedSession
 from edgespec.drafting.profile import CONTEXTS, N_MAX, CostCurve, interpolated
 from edgespec.errors import EdgespecError
-from edgespec.llama.lent_cache import LentCache, LentSession
-from edgespec.llama.session import EmbeddingsFn, Session
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.models.footprint import draft_rollback, fits_in_memory, target_rollback
+from edgespec.models.footprint import fits_in_memory, target_rollback
 from edgespec.platform.machine import MOST_OTHER_LOAD, OtherLoad
 from edgespec.platform.metering import Meter
 from edgespec.platform.processes import Cancellation
 
 _BUDGET_S = 80.0  # with loading the models it should end within 90
 _MOST_SPREAD = 0.15  # of the repeats, above which a measurement is not relied on
-_ENERGY_SIZES = (1, 2, 4, 8, 16, N_MAX)  # the n whose joules are counted
 _SIZES = (
     tuple(range(1, N_MAX + 1)),
     (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, N_MAX),
-    _ENERGY_SIZES,
+    (1, 2, 4, 8, 16, N_MAX),
 )  # the n that are timed: the first that the budget allows
 _FEWEST, _MOST = 3, 9  # sweeps: for quartiles, and as many as make medians steady
 _READ_SHARE = 0.4  # of the budget, for reading the long context
 _WARM_UP_SHARE = 0.1  # of the budget, for reading the short context twice
 _READ_AT_ONCE = 512  # tokens, as a session reads a prompt
 _SHORTEST_FAR = 2 * CONTEXTS[0]  # a slope over less would be noise
-_NOTHING = 1e-9  # seconds, and joules, of reading with a head that reads no text
-_ENERGY_S = 0.25  # the counters tick about every millisecond
+_NOTHING = 1e-9  # seconds of reading with a head that reads no text
+_ENERGY_S, _ENERGY_N = 0.25, 4  # of passes over so many tokens; the counters tick about every millisecond
 
 ProgressFn = Callable[[str, float, float], None]
 """Told of each step: what it is, and the seconds done, of all that are expected now."""
@@ -55,9 +55,9 @@ class Measured:
     target: CostCurve
     draft: CostCurve | None
     """Seconds; None without a draft."""
-    target_joules: CostCurve | None
-    """Joules of the processor packages and their memory; None where they cannot be counted."""
-    draft_joules: CostCurve | None
+    target_watts: float | None
+    """Watts of the processor packages and their memory in its passes; None where they cannot be counted."""
+    draft_watts: float | None
     spread: float
     """Interquartile range over median of a pass's repeats, the median over all passes; 0 if not repeated."""
     warnings: tuple[str, ...]
@@ -77,12 +77,10 @@ class Measured:
 class _Filled:
     """A session that was filled to `n_past` tokens, and the times of its passes."""
 
-    session: Session | LentSession
+    session: TimedSession
     n_past: int
     seconds: dict[int, list[float]] = field(default_factory=dict)  # by n, of each sweep
-    joules: dict[int, float] = field(default_factory=dict)  # by n
     read: float = _NOTHING  # seconds of a token in prefill
-    read_joules: float | None = _NOTHING
 
     def timed(self, n: int) -> float:
         """Return the seconds of one pass over `n` tokens, which are taken back afterwards."""
@@ -102,27 +100,27 @@ class _Filled:
         return min(seconds)
 
 
-def measure(  # noqa: PLR0913 - the models, and how their passes are timed
+def measure(
     target: Model,
-    draft: Model | None,
+    draft: Draft | None,
     *,
     n_threads: int,
     budget_s: float = _BUDGET_S,
     on_progress: ProgressFn = lambda _what, _done_s, _total_s: None,
     signals: Cancellation | None = None,
     meter: Meter | None = None,
-    draft_inputs: EmbeddingsFn | None = None,
 ) -> Measured:
-    """Time the passes of `target` and `draft` with `n_threads` threads, in about `budget_s` seconds.
+    """Time the passes of `target`, and of the model of `draft` if it has one, with `n_threads` threads.
+
+    It takes about `budget_s` seconds.
 
     The budget is only exceeded where reading the short context and a single sweep take longer. `signals`
     lets Ctrl-C end a pass under way. `meter`: only counters of energy are
-    used, since sensors of power are too slow for a window of a quarter of a second. `draft_inputs` makes what
-    the draft reads in place of tokens (`Engine.timed_inputs`).
+    used, since sensors of power are too slow for a window of a quarter of a second.
     Raises EdgespecError for a model that cannot take tokens back or has too short a context, and when
     memory is short.
     """
-    models = [target] if draft is None else [target, draft]
+    models = [target, draft.model] if draft and draft.model else [target]
     for model in models:
         if not model.can_rewind:
             raise EdgespecError(
@@ -136,13 +134,13 @@ def measure(  # noqa: PLR0913 - the models, and how their passes are timed
     with ExitStack() as sessions:
         return _Measurement(
             models,
+            draft,
             sessions,
             n_threads,
             budget_s,
             on_progress,
             signals.interrupt if signals else None,
             meter if meter and meter.counts else None,
-            draft_inputs,
         ).run()
 
 
@@ -151,14 +149,15 @@ class _Measurement:
     """One measurement: what its steps share."""
 
     models: Sequence[Model]
+    draft: Draft | None
     sessions: ExitStack
     n_threads: int
     budget_s: float
     on_progress: ProgressFn
     interrupt: Interrupt | None
     meter: Meter | None
-    draft_inputs: EmbeddingsFn | None
-    lent: LentSession | None = None  # of a draft in the target's cache
+    target_session: Session = field(init=False)  # the last that was opened
+    draft_session: TimedSession | None = None  # in its cache, of a draft that works there
     energy_s: float = 0.0
     began: float = 0.0
 
@@ -168,17 +167,16 @@ class _Measurement:
         everything = [one for contexts in filled for one in contexts]
         sizes = self._plan(everything)
         n_swept = self._sweep(everything, sizes)
-        self._count_energy(everything)
+        watts = [self._watts(contexts[0]) for contexts in filled]
         self._report("done", ended=True)
         spread = _spread(everything)
         curves = [_curve(contexts) for contexts in filled]
-        joules = [_joules_curve(contexts) for contexts in filled]
         with_draft = len(filled) > 1
         return Measured(
             target=curves[0],
             draft=curves[1] if with_draft else None,
-            target_joules=joules[0],
-            draft_joules=joules[1] if with_draft else None,
+            target_watts=watts[0],
+            draft_watts=watts[1] if with_draft else None,
             spread=spread,
             warnings=_warnings(spread, n_swept, load.processors(), self.n_threads, self.budget_s),
             n_sizes=len(sizes),
@@ -224,35 +222,37 @@ class _Measurement:
         return length
 
     def _open(self, model: Model, n_past: int) -> _Filled:
-        is_target, draft = model is self.models[0], self.models[-1]
-        if model.cells_of and self.lent:  # the target's session of this length was opened before
-            return _Filled(self.lent, n_past)
-        session = Session(
-            model,
-            n_ctx=n_past + N_MAX,
-            n_batch=model.most_batch,
-            n_threads=self.n_threads,
-            n_logits_max=N_MAX,
-            embeddings=None if is_target else self.draft_inputs,
-            interrupt=self.interrupt,
-            rollback=target_rollback(model.header) if is_target else draft_rollback(),
-        )
-        filled = _Filled(self.sessions.enter_context(session), n_past)
-        if is_target and draft.cells_of:
-            cache = LentCache(draft, session.cache, n_threads=self.n_threads, interrupt=self.interrupt)
-            self.lent = LentSession(self.sessions.enter_context(cache), session)
-        self._fill(filled)
+        n_ctx = n_past + N_MAX
+        session: TimedSession
+        if model is self.models[0] or not self.draft:
+            session = self.target_session = Session(
+                model,
+                n_ctx=n_ctx,
+                n_batch=model.most_batch,
+                n_threads=self.n_threads,
+                n_logits_max=N_MAX,
+                interrupt=self.interrupt,
+                rollback=target_rollback(model.header),
+            )
+            if self.draft and self.draft.in_target_cache:  # now, with nothing in it yet
+                self.draft_session = self.draft.timed_session(self.target_session, n_ctx, self.interrupt)
+        elif self.draft_session:
+            session = self.draft_session
+        else:
+            session = self.draft.timed_session(self.target_session, n_ctx, self.interrupt)
+        self.sessions.callback(session.close)
+        filled = _Filled(session, n_past)
+        if not session.n_past:  # else it works in what the target's session has read
+            self._fill(filled)
         return filled
 
     def _fill(self, filled: _Filled) -> None:
         tokens = [(101 + 7 * i) % filled.session.model.n_vocab for i in range(filled.n_past)]
-        window, began = self.meter.begin() if self.meter else None, perf_counter()
+        began = perf_counter()
         for start in range(0, len(tokens), _READ_AT_ONCE):
             self._report(f"reading {len(tokens)} tokens")
             filled.session.eval(tokens[start : start + _READ_AT_ONCE], n_logits=0)
         filled.read = max(perf_counter() - began, 1e-9) / len(tokens)
-        joules = window.end().joules if window else None
-        filled.read_joules = joules and joules / len(tokens)
 
     # ---- passes ----
 
@@ -266,7 +266,7 @@ class _Measurement:
             return passes + one  # for n = 1 there is an untimed pass
 
         if self.meter and self.meter.available:
-            self.energy_s = len(contexts) * len(_ENERGY_SIZES) * _ENERGY_S + 2 * sweep_s(_ENERGY_SIZES)
+            self.energy_s = 2 * len(self.models) * _ENERGY_S
         left = self.budget_s - self.energy_s - self._spent()
         return next((sizes for sizes in _SIZES if _FEWEST * sweep_s(sizes) <= left), _SIZES[-1])
 
@@ -287,46 +287,32 @@ class _Measurement:
             longest = max(longest, self._spent() - began)
         return _MOST
 
-    def _count_energy(self, contexts: Sequence[_Filled]) -> None:
-        for context in contexts:
-            for n in _ENERGY_SIZES:
-                if self.meter is None or not self.meter.available:
-                    return
-                self._report("counting energy")
-                window, passes, spent = self.meter.begin(), 0, 0.0
-                while passes < 2 or spent < _ENERGY_S:
-                    spent += context.timed(n)
-                    passes += 1
-                joules = window.end().joules
-                if joules:
-                    context.joules[n] = joules / passes
+    def _watts(self, filled: _Filled) -> float | None:
+        if self.meter is None or not self.meter.available:
+            return None
+        self._report("counting energy")
+        window, began, passes = self.meter.begin(), perf_counter(), 0
+        while passes < 2 or perf_counter() - began < _ENERGY_S:
+            filled.timed(_ENERGY_N)
+            passes += 1
+        seconds, joules = perf_counter() - began, window.end().joules
+        return joules / seconds if joules else None
 
 
 def _curve(contexts: Sequence[_Filled]) -> CostCurve:
-    """Return a model's curve in seconds."""
-    typical = [{n: statistics.median(times) for n, times in one.seconds.items()} for one in contexts]
-    return _extended(contexts, typical, contexts[-1].read)
-
-
-def _joules_curve(contexts: Sequence[_Filled]) -> CostCurve | None:
-    """Return a model's curve in joules; None when a figure is missing: no counters, or they went away."""
-    read = contexts[-1].read_joules
-    if not read or any(len(one.joules) < len(_ENERGY_SIZES) for one in contexts):
-        return None
-    return _extended(contexts, [one.joules for one in contexts], read)
-
-
-def _extended(contexts: Sequence[_Filled], known: Sequence[dict[int, float]], read: float) -> CostCurve:
-    """Return the curve through what is `known` at one or two contexts, extended to those of all curves.
+    """Return a model's curve through what was timed at one or two contexts, extended to those of all curves.
 
     A pass at the longer context takes no less than one at the shorter: attention reads more there, and
     a slope the other way, carried on to longer contexts still, would be noise made large.
     """
     near_at, far_at = contexts[0].n_past, contexts[-1].n_past
-    near, far = interpolated(known[0]), interpolated(known[-1])
+    near, far = (
+        interpolated({n: statistics.median(times) for n, times in one.seconds.items()})
+        for one in (contexts[0], contexts[-1])
+    )
     scale = (CONTEXTS[1] - near_at) / (far_at - near_at) if far_at > near_at else 0.0
     extended = [a + max(0.0, b - a) * scale for a, b in zip(near, far, strict=True)]
-    return CostCurve((tuple(near), tuple(extended)), read)
+    return CostCurve((tuple(near), tuple(extended)), contexts[-1].read)
 
 
 def _spread(contexts: Sequence[_Filled]) -> float:

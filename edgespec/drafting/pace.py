@@ -603,14 +603,16 @@ class Learned:
         return PassCosts(curve, guessed=stored is None, unsure=not is_sure)
 
     def _joules(self, profile: Profile | None) -> Clocks:
-        if not profile or not profile.target_joules or (self._draft and not profile.draft_joules):
+        target = profile.target_watts if profile else None
+        draft = profile.draft_watts if profile and profile.draft else None
+        if not profile or not target or (self._draft and not draft):
             problem = (
                 "no joules are known of these models on this machine; run `edgespec profile` where an energy "
                 "counter can be read, or leave it at latency"
             )
             raise UsageError(problem, field="objective", value="energy")
-        draft = profile.draft_joules
-        return Clocks(PassCosts(profile.target_joules), PassCosts(draft) if draft else None)
+        of_draft = self._draft_costs(profile.draft).times(draft) if draft and profile.draft else None
+        return Clocks(PassCosts(profile.target.times(target)), PassCosts(of_draft) if of_draft else None)
 
     def pace(self, policy: Policy, *, greedy: bool, gamma: int | None = None) -> Pace:
         """Return the pace of one text, until `ended`; it learns in tables of its own.

@@ -58,6 +58,11 @@ class CostCurve:
     contexts: tuple[Literal[128], Literal[2048]] = (128, 2048)
     """CONTEXTS, for a profile's file: one with others is not read."""
 
+    def times(self, factor: float) -> CostCurve:
+        """Return all costs times `factor`: seconds times watts are joules."""
+        near, far = (tuple(factor * cost for cost in side) for side in self.passes)
+        return CostCurve((near, far), factor * self.read)
+
     def at(self, n_past: int) -> list[float]:
         """Return T(0) = 0, T(1) .. T(N_MAX) after `n_past` tokens, in the curve's unit."""
         share = _share_of_growth(n_past)
@@ -265,7 +270,7 @@ class ProfileKey:
     @classmethod
     def of(cls, target: GGUFHeader, draft: GGUFHeader | None, *, kernels: str, threads: int) -> ProfileKey:
         """Return the key of these models on this machine; `kernels` as Engine.kernels names them."""
-        own = _OWN_HEAD if draft and draft.is_mtp else ""
+        own = _OWN_HEAD if draft and draft.is_part else ""
         return cls(
             cpu=read_cpu().model,
             llama_cpp=library_version(),
@@ -295,8 +300,9 @@ class Profile:
     """Seconds."""
     draft: CostCurve | None = None
     """Seconds; None for a target alone, and until enough passes of the draft model were timed."""
-    target_joules: CostCurve | None = None
-    draft_joules: CostCurve | None = None
+    target_watts: Positive | None = None
+    """Watts in the target's passes; None where `edgespec profile` could not count them."""
+    draft_watts: Positive | None = None
     measured: str | None = None
     """When `edgespec profile` measured the curves, as an ISO date; None: only learned from runs."""
     spread: Annotated[float, msgspec.Meta(ge=0.0, le=1e300)] = 0.0
@@ -319,7 +325,9 @@ class Profile:
 
 def from_json(document: dict[str, Any]) -> Profile:
     """Return the profile whose file holds `document`. Raises ValueError for one that is impossible."""
-    if missing := {entry.name for entry in fields(Profile)} - document.keys():
+    # Earlier versions kept curves of joules in place of watts: of such a profile the energy is not known.
+    optional = {"target_watts", "draft_watts"}
+    if missing := {entry.name for entry in fields(Profile)} - document.keys() - optional:
         raise ValueError(f"no {min(missing)}")
     try:
         profile = msgspec.convert(document, Profile)

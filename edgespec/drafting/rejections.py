@@ -24,7 +24,7 @@ import numpy.typing as npt
 from edgespec._core import Sampler
 from edgespec.decoding.tree import DraftOutcome
 from edgespec.drafting.history import History
-from edgespec.drafting.proposal import Proposal
+from edgespec.drafting.step import DraftStep
 from edgespec.errors import MessageFn, silent
 from edgespec.platform.kept import REJECTED
 
@@ -83,16 +83,16 @@ class PlacesOfText:
     places: list[int] = field(default_factory=list)
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
 
-    def note(self, proposal: Proposal, outcome: DraftOutcome, sampler: Sampler) -> None:
+    def note(self, step: DraftStep, outcome: DraftOutcome, sampler: Sampler) -> None:
         """Note the first token of the trunk that was not emitted, if the head proposed it."""
-        emitted, trunk = outcome.emitted, proposal.trunk
-        n = proposal.n_right(emitted)
+        emitted, trunk = outcome.emitted, step.trunk
+        n = step.n_right(emitted)
         if outcome.rows is None or n >= min(len(emitted), len(trunk)):
             return
         if trunk[n].source not in {"sampled", "argmax"}:
             return
         row = outcome.rows[outcome.path[n - 1] + 1 if n else 0]
-        self.places.append(proposal.n_sequence + n)
+        self.places.append(step.n_sequence + n)
         self.likeliest.append(sampler.likeliest(row, min(N_LIKELIEST, len(row))))
 
     def of(self, tokens: Sequence[int], n_prompt: int, start: int) -> RejectedText | None:

@@ -40,8 +40,8 @@ from edgespec.drafting.acceptance import AcceptanceTables, bucket_of
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import MAX_UNREAD, ModelAction, Pace, SuffixAction
 from edgespec.drafting.profile import N_MAX, Clocks, PassCosts
-from edgespec.drafting.proposal import DraftStep, Proposal, SuffixOffer, learn_step
 from edgespec.drafting.rejections import PlacesOfText
+from edgespec.drafting.step import DraftStep, learn_step
 from edgespec.drafting.suffix import Document, SuffixDrafts, n_before_answer
 from edgespec.errors import EdgespecError, MessageFn, silent
 
@@ -87,19 +87,17 @@ class ModelSource:
         self._guesses: Sequence[int] = ()  # of the pass under way, as what follows
         self._n_sequence = self._n_read = self._n_past = 0
 
-    def ask(
-        self, tokens: Sequence[int], guesses: Sequence[int], proposal: Proposal
-    ) -> Forward | ForwardResult:
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int], step: DraftStep) -> Forward | ForwardResult:
         """Return the model's pass after `tokens` and the trunk, over `guesses` too, or its result."""
         model = self._model
-        sequence = TokenView(tokens, proposal.drafted) if proposal.drafted else tokens
+        sequence = TokenView(tokens, step.drafted) if step.drafted else tokens
         self._n_sequence, self._guesses = len(sequence), guesses
         self._n_read = model.n_unread(len(sequence)) + len(guesses)
         self._n_past = model.n_held
         return model.ask(sequence, guesses)
 
     def propose(
-        self, evaluated: ForwardResult, proposal: Proposal, position: Position, *, may_sample: bool
+        self, evaluated: ForwardResult, step: DraftStep, position: Position, *, may_sample: bool
     ) -> None:
         """Propose the model's tokens, from the result of the pass of `ask`.
 
@@ -113,19 +111,19 @@ class ModelSource:
         n_right = 0
         for i, row in enumerate(evaluated.rows):
             confidence = None if i else evaluated.confidence
-            drafts = self._draft_token(row, proposal, position, confidence, may_sample=may_sample)
+            drafts = self._draft_token(row, step, position, confidence, may_sample=may_sample)
             if not drafts or i == len(guesses):
                 break
-            if proposal.drafted[-1] != guesses[i] or self._is_eog(guesses[i]):
+            if step.drafted[-1] != guesses[i] or self._is_eog(guesses[i]):
                 break
             n_right += 1
         self._model.trim(self._n_sequence + n_right)
-        proposal.passes.append((n_read, len(guesses)))
+        step.passes.append((n_read, len(guesses)))
 
     def _draft_token(
         self,
         unmasked: Rows,
-        proposal: Proposal,
+        step: DraftStep,
         position: Position,
         confidence: float | None,
         *,
@@ -135,7 +133,7 @@ class ModelSource:
 
         `confidence`: what a head that knows says of the row; else its likeliest token's probability is.
         """
-        sampler, drafted = position.sampler, proposal.drafted
+        sampler, drafted = position.sampler, step.drafted
         row: Rows | None = unmasked
         ids = self._model.ids
         if self._constraint:
@@ -145,15 +143,15 @@ class ModelSource:
             return False  # nothing may follow, or nothing that the draft model knows
         likeliest = sampler.likeliest(row, _LIKELIEST, ids)
         bucket = bucket_of(likeliest[0][1] if confidence is None else confidence)
-        place = _Place(proposal.depth, proposal.path, bucket)
+        place = _Place(step.depth, step.path, bucket)
         table = self._acceptance.sampled if may_sample else self._acceptance.argmax
         chance = table.chance(place.depth, place.bucket)
-        if proposal.n_left <= 0 or not self._pace.keeps(
+        if step.n_left <= 0 or not self._pace.keeps(
             place.path * chance, place.depth, place.bucket, chance=chance
         ):
             return False
-        n_siblings = self._n_siblings(place, proposal) if may_sample else 0
-        next_bucket, slot = proposal.bucket, proposal.n_slots
+        n_siblings = self._n_siblings(place, step) if may_sample else 0
+        next_bucket, slot = step.bucket, step.n_slots
         coin = position.coins(1)[0] if may_sample else 0.0
         ratio = self._model.temperature_ratio
         try:
@@ -164,8 +162,8 @@ class ModelSource:
             return False  # the bias forbids all that the draft model's row has
         top = sampler.top(slot)
         if may_sample:
-            proposal.n_slots += 1
-            proposal.grow(
+            step.n_slots += 1
+            step.grow(
                 token,
                 "sampled",
                 chance,
@@ -174,13 +172,13 @@ class ModelSource:
                 slot=slot,
                 is_top=token == top,
             )
-            self._draw_siblings(n_siblings, place, proposal, position)
+            self._draw_siblings(n_siblings, place, step, position)
         else:
-            proposal.grow(top, "argmax", chance, place.bucket, next_bucket=next_bucket)
-        self._add_likeliest(likeliest, place, proposal)
+            step.grow(top, "argmax", chance, place.bucket, next_bucket=next_bucket)
+        self._add_likeliest(likeliest, place, step)
         return True
 
-    def _n_siblings(self, place: _Place, proposal: Proposal) -> int:
+    def _n_siblings(self, place: _Place, step: DraftStep) -> int:
         """Return how many more tokens to sample at the position of the trunk's next one."""
         if not self._pace.policy.siblings:
             return 0
@@ -188,19 +186,19 @@ class ModelSource:
         n = 0
         while (
             n + 1 < _MOST_SIBLINGS
-            and n + 1 < proposal.n_left
+            and n + 1 < step.n_left
             and self._pace.branches(place.path * chance, place.depth + 1 + n)
         ):
             n += 1
             chance *= _FEWER
         return n
 
-    def _draw_siblings(self, n: int, place: _Place, proposal: Proposal, position: Position) -> None:
+    def _draw_siblings(self, n: int, place: _Place, step: DraftStep, position: Position) -> None:
         """Sample `n` alternatives to the trunk's last token, each without those before it."""
-        last = proposal.trunk[-1]
+        last = step.trunk[-1]
         chance = self._acceptance.second.chance(place.depth, place.bucket)
         for _ in range(n):
-            slot = proposal.n_slots
+            slot = step.n_slots
             try:
                 position.sampler.without(last.slot, last.token, slot)
             except ArithmeticError:  # nothing else can be sampled
@@ -208,24 +206,22 @@ class ModelSource:
             token = position.sampler.draw(slot, position.coins(1)[0])
             path = place.path * chance
             last = TreeNode(place.depth - 1, token, "sampled", path, slot, chance, place.bucket, is_top=False)
-            proposal.n_slots += 1
-            proposal.branches.append(last)
+            step.n_slots += 1
+            step.branches.append(last)
             chance *= _FEWER
 
-    def _add_likeliest(
-        self, likeliest: Sequence[tuple[int, float]], place: _Place, proposal: Proposal
-    ) -> None:
+    def _add_likeliest(self, likeliest: Sequence[tuple[int, float]], place: _Place, step: DraftStep) -> None:
         """Propose the likeliest tokens of a position that may pay, and remember them to learn from."""
-        taken, depth = proposal.drafted[-1], place.depth
+        taken, depth = step.drafted[-1], place.depth
         others = [(token, bucket_of(chance)) for token, chance in likeliest if token != taken]
-        while len(proposal.others) < depth:
-            proposal.others.append([])  # of positions that the suffix store filled
-        proposal.others.append(others)
+        while len(step.others) < depth:
+            step.others.append([])  # of positions that the suffix store filled
+        step.others.append(others)
         for token, bucket in others:
             chance = self._acceptance.other.chance(depth, bucket)
             path = place.path * chance
             if self._pace.branches(path, depth + 1):
-                proposal.branches.append(
+                step.branches.append(
                     TreeNode(depth - 1, token, "argmax", path, -1, chance, bucket, is_top=False)
                 )
 
@@ -261,28 +257,30 @@ class SuffixSource:
         """Append the tokens that followed the sequence."""
         self._document.extend(emitted)
 
-    def offer(self, proposal: Proposal) -> SuffixOffer:
-        """Return a continuation of the trunk, and remember it to learn from."""
-        drafted = proposal.drafted
-        n = min(proposal.n_left, _OFFERED)
+    def offer(self, step: DraftStep) -> Tree:
+        """Return a continuation of the trunk, a chain, and remember it to learn from."""
+        drafted = step.drafted
+        n = min(step.n_left, _OFFERED)
         if n < 1:
-            return SuffixOffer(len(drafted))
+            return ()
         tokens, probabilities = self._document.offer(drafted, n)
         if self._constraint:
-            n = self._constraint.fitting(drafted, tokens)
-            tokens, probabilities = tokens[:n], probabilities[:n]
-        buckets = [bucket_of(p) for p in probabilities]
-        chance = self._acceptance.offered
-        chances = [chance(depth, bucket) for depth, bucket in enumerate(buckets, len(drafted))]
-        offer = SuffixOffer(len(drafted), tokens, buckets, chances)
-        proposal.offers.append(offer)
-        return offer
+            tokens = tokens[: self._constraint.fitting(drafted, tokens)]
+        nodes: list[TreeNode] = []
+        path = step.path
+        for depth, (token, p) in enumerate(zip(tokens, probabilities, strict=False), len(drafted)):
+            bucket = bucket_of(p)
+            chance = self._acceptance.offered(depth, bucket)
+            path *= chance
+            nodes.append(TreeNode(depth - 1, token, "suffix", path, chance=chance, bucket=bucket))
+        step.offers.append(tuple(nodes))
+        return step.offers[-1]
 
-    def take(self, offer: SuffixOffer, n: int, proposal: Proposal) -> None:
-        """Propose the first `n` offered tokens to the target."""
-        for token, bucket, chance in zip(offer.tokens[:n], offer.buckets, offer.chances, strict=False):
-            proposal.grow(token, "suffix", chance, bucket)
-            if self._is_eog(token):
+    def take(self, offer: Tree, step: DraftStep) -> None:
+        """Propose the offered tokens to the target."""
+        for node in offer:
+            step.add(node)
+            if self._is_eog(node.token):
                 break
 
     def tree(self) -> Tree:
@@ -366,11 +364,11 @@ class TreeDrafter:
         self.n_max = pace.n_max
         self._sampled = False
         self._n_pending = 1  # tokens that are always in the target's next pass
-        self._proposal = Proposal(0, 0)
+        self._step = DraftStep(0, 0, pace.unit)
         self._started = 0.0  # when the draft under way began; 0: there is none
         self._tokens: Sequence[int] = ()  # it follows these
         self._position: Position
-        self._offer: SuffixOffer  # of the suffix store at the trunk's end
+        self._offer: Tree = ()  # of the suffix store at the trunk's end
         self._totals: dict[Source, tuple[int, int]] = {}
         self._n_passes = 0
 
@@ -409,9 +407,9 @@ class TreeDrafter:
         what = " ".join(f"{error}".split()) or type(error).__name__
         self._failed = f"the draft failed: {what}; the text went on without it"
         self.on_message(self._failed)
-        drafted = self._proposal.drafted
+        drafted = self._step.drafted
         if self.is_drafting and not (drafted and self._is_eog(drafted[-1])):
-            self._offer = self._ask_store(self._proposal)
+            self._offer = self._ask_store(self._step)
             self._decide()
 
     @property
@@ -422,7 +420,7 @@ class TreeDrafter:
     @property
     def n_drafted(self) -> int:
         """Tokens of the trunk so far."""
-        return self._proposal.depth
+        return self._step.depth
 
     @property
     def is_drafting(self) -> bool:
@@ -436,13 +434,13 @@ class TreeDrafter:
         draft_together([self])
         if self.error:
             raise self.error
-        proposal = self._proposal
+        step = self._step
         if not self._rests:
-            proposal.rate = self.pace.rate
-            self._compile(proposal)
-        proposal.draft_s = time.perf_counter() - self._started
+            step.rate = self.pace.rate
+            self._compile(step)
+        step.draft_s = time.perf_counter() - self._started
         self._started = 0.0
-        return proposal.tree
+        return step.proposed
 
     @property
     def _rests(self) -> bool:
@@ -458,45 +456,45 @@ class TreeDrafter:
         pace, model = self.pace, self._model
         if self._rests:
             pace.start_step(len(tokens), n_pending=self._n_pending)
-            self._proposal = Proposal(len(tokens), 0)
+            self._step = DraftStep(len(tokens), 0, pace.unit)
             return
         room = min(room, self.n_max - self._n_pending + 1)
         if model:
             room = min(room, model.n_ctx // 2 - 1)
-        proposal = self._proposal = Proposal(len(tokens), room)
-        offer = self._ask_store(proposal)
+        step = self._step = DraftStep(len(tokens), room, pace.unit)
+        offer = self._ask_store(step)
         if model:
             with self._guarded():
                 model.make_room(len(tokens) + max(room, 0))
-                proposal.n_unread = model.n_unread(len(tokens))
+                step.n_unread = model.n_unread(len(tokens))
         pace.start_step(
-            len(tokens), offer.chances, n_draft=model.n_held if model else 0, n_pending=self._n_pending
+            len(tokens), step.offered, n_draft=model.n_held if model else 0, n_pending=self._n_pending
         )
         if self._model is model:  # else it was lost, and the draft has been advanced
             self._offer = offer
             self._decide()
 
-    def _ask_store(self, proposal: Proposal) -> SuffixOffer:
-        return self._suffix_source.offer(proposal) if self._suffix_source else SuffixOffer(proposal.depth)
+    def _ask_store(self, step: DraftStep) -> Tree:
+        return self._suffix_source.offer(step) if self._suffix_source else ()
 
     def _decide(self) -> None:
         """Add what pays at the trunk's end, up to a pass of the draft model or the draft's end."""
-        model, proposal = self._model, self._proposal
-        while proposal.n_left > 0:
-            depth = proposal.depth
-            if self._take_forced(proposal):
-                if self._is_eog(proposal.drafted[-1]):
+        model, step = self._model, self._step
+        while step.n_left > 0:
+            depth = step.depth
+            if self._take_forced(step):
+                if self._is_eog(step.drafted[-1]):
                     return
-                self._offer = self._ask_store(proposal)
+                self._offer = self._ask_store(step)
                 continue
             n_all = len(self._tokens) + depth
             n_unread = model.n_unread(n_all) if model and model.follows(n_all) else 0
-            offer = self._offer
-            action = self.pace.next(proposal.path, depth, n_unread, offer.chances, proposal.bucket)
+            chances = [node.chance for node in self._offer]
+            action = self.pace.next(step.path, depth, n_unread, chances, step.bucket)
             if isinstance(action, SuffixAction) and self._suffix_source:
-                self._suffix_source.take(offer, action.n, proposal)
-                self._offer = SuffixOffer(proposal.depth)  # what more there is was offered and not taken
-                if proposal.depth == depth or self._is_eog(proposal.drafted[-1]):
+                self._suffix_source.take(self._offer[: action.n], step)
+                self._offer = ()  # what more there is was offered and not taken
+                if step.depth == depth or self._is_eog(step.drafted[-1]):
                     return
                 continue
             if isinstance(action, ModelAction) and model and n_unread:
@@ -504,17 +502,17 @@ class TreeDrafter:
             return
 
     def _ask_model(self, model: DraftModel, action: ModelAction) -> None:
-        proposal, asked = self._proposal, None
-        guesses = self._offer.tokens[: min(action.n_guesses, proposal.n_left - 1)]
-        tokens = TokenView(self._tokens, proposal.drafted) if proposal.drafted else self._tokens
+        step, asked = self._step, None
+        guesses = [node.token for node in self._offer[: min(action.n_guesses, step.n_left - 1)]]
+        tokens = TokenView(self._tokens, step.drafted) if step.drafted else self._tokens
         with self._guarded():
             if action.n_recent:
                 model.skip(len(tokens), action.n_recent)
             if (n_unread := model.n_unread(len(tokens))) > MAX_UNREAD:
                 self._read(model, tokens)
-                proposal.n_prefilled += n_unread - 1
+                step.n_prefilled += n_unread - 1
             if self._model_source:
-                asked = self._model_source.ask(self._tokens, guesses, proposal)
+                asked = self._model_source.ask(self._tokens, guesses, step)
         if isinstance(asked, Forward):
             self.forward = asked
         elif asked:
@@ -539,99 +537,83 @@ class TreeDrafter:
             self._propose(partial(forward.finish, result))
 
     def _propose(self, evaluate: Callable[[], ForwardResult]) -> None:
-        proposal, source = self._proposal, self._model_source
-        depth = proposal.depth
+        step, source = self._step, self._model_source
+        depth = step.depth
         with self._guarded():
             if source:
-                source.propose(evaluate(), proposal, self._position, may_sample=self._sampled)
+                source.propose(evaluate(), step, self._position, may_sample=self._sampled)
         if self._model_source:  # else it was lost, and the draft has been advanced
-            self._offer = self._ask_store(proposal)
-            if proposal.depth > depth and not self._is_eog(proposal.drafted[-1]):
+            self._offer = self._ask_store(step)
+            if step.depth > depth and not self._is_eog(step.drafted[-1]):
                 self._decide()
 
-    def _take_forced(self, proposal: Proposal) -> bool:
+    def _take_forced(self, step: DraftStep) -> bool:
         """Propose tokens that the grammar leaves no choice about, if there are any and they pay."""
         if not self._constraint:
             return False
-        tokens = self._constraint.forced_run(proposal.drafted)[: proposal.n_left]
+        tokens = self._constraint.forced_run(step.drafted)[: step.n_left]
         if not tokens:
             return False
-        n = self.pace.n_worthwhile(proposal.path, proposal.depth, [1.0] * len(tokens))
+        n = self.pace.n_worthwhile(step.path, step.depth, [1.0] * len(tokens))
         for token in tokens[:n]:
-            proposal.grow(token, "forced", 1.0, proposal.bucket)
+            step.grow(token, "forced", 1.0, step.bucket)
         return n > 0
 
-    def _compile(self, proposal: Proposal) -> None:
+    def _compile(self, step: DraftStep) -> None:
         """Make one tree of the trunk and the branches, as large as pays."""
-        trunk = proposal.tree = tuple(proposal.trunk)
-        store = self._store_tree(proposal)
-        if not trunk or not (store or proposal.branches):
+        trunk = step.proposed = tuple(step.trunk)
+        store = self._store_tree(step)
+        if not trunk or not (store or step.branches):
             return
         pace = self.pace
-        drafted = (*trunk, *proposal.branches)
+        drafted = (*trunk, *step.branches)
         stages = [(name, tree) for name, tree in (("drafted", drafted), ("store", store)) if tree]
         tree = merge([drafted, store])
         stages.append(("merge", tree))
         tree = balance(tree)
         stages.append(("balance", tree))
         if self._constraint:
-            tree = fold(tree, self._constraint.forced, proposal.room)
+            tree = fold(tree, self._constraint.forced, step.room)
             stages.append(("fold", tree))
         tree = order(tree)
         stages.append(("order", tree))
-        tree = cut(tree, pace.verify_costs, pace.rate, proposal.room, pace.least_price)
+        tree = cut(tree, pace.verify_costs, pace.rate, step.room, pace.least_price)
         stages.append(("cut", tree))
-        proposal.stages, proposal.tree = stages, tree
+        step.passes_of_tree, step.proposed = stages, tree
 
-    def _store_tree(self, proposal: Proposal) -> Tree:
+    def _store_tree(self, step: DraftStep) -> Tree:
         policy = self.pace.policy
-        if not (self._suffix_source and proposal.trunk and policy.suffix and policy.branches):
+        if not (self._suffix_source and step.trunk and policy.suffix and policy.branches):
             return ()
-        return self._suffix_source.tree() if proposal.offers[0].tokens else ()
+        return self._suffix_source.tree() if step.offers[0] else ()
 
     def accept(self, tokens: Sequence[int], outcome: DraftOutcome) -> None:
         """Learn the outcome of the draft, and follow the sequence."""
         started = time.perf_counter()
-        proposal, emitted = self._proposal, outcome.emitted
+        step, emitted = self._step, outcome.emitted
         with self._guarded():
             if self._model:
-                n_read = proposal.n_sequence + proposal.n_right(emitted)
+                n_read = step.n_sequence + step.n_right(emitted)
                 self._model.trim(min(len(tokens) - 1, n_read))
         if self._suffix_source:
             self._suffix_source.extend(emitted)
-        learn_step(self.pace.acceptance, proposal, outcome)
-        if self.rejected is not None and proposal.trunk:
-            self.rejected.note(proposal, outcome, self._position.sampler)
-        n_own = self._n_pending + len(proposal.tree)
+        learn_step(self.pace.acceptance, step, outcome)
+        if self.rejected is not None and step.trunk:
+            self.rejected.note(step, outcome, self._position.sampler)
+        n_own = self._n_pending + len(step.proposed)
         if outcome.n_evaluated <= n_own <= N_MAX:  # else the batcher, which knows what was in it, does
-            self._target_clock.observe(n_own, proposal.n_sequence, outcome.verify_s)
+            self._target_clock.observe(n_own, step.n_sequence, outcome.verify_s)
         self._n_pending = outcome.n_pending
         accepted = set(outcome.path)
-        for i, node in enumerate(proposal.tree):
+        for i, node in enumerate(step.proposed):
             n, n_accepted = self._totals.get(node.source, (0, 0))
             self._totals[node.source] = (n + 1, n_accepted + (i in accepted))
-        self._n_passes += len(proposal.passes)
-        proposal.draft_s = proposal.draft_s + time.perf_counter() - started
-        spent_s = proposal.draft_s + outcome.verify_s
-        self.pace.learn(len(emitted), spent_s, len(proposal.tree), proposal.passes)
+        self._n_passes += len(step.passes)
+        step.draft_s += time.perf_counter() - started
+        step.n_accepted, step.n_emitted, step.verify_s = len(outcome.path), len(emitted), outcome.verify_s
+        self.pace.learn(len(emitted), step.draft_s + step.verify_s, len(step.proposed), step.passes)
         if self._on_step:
-            self._on_step(self._told(proposal, outcome))
-
-    def _told(self, proposal: Proposal, outcome: DraftOutcome) -> DraftStep:
-        return DraftStep(
-            rate=proposal.rate,
-            unit=self.pace.unit,
-            offered=proposal.offers[0].chances if proposal.offers else [],
-            n_unread=proposal.n_unread,
-            n_prefilled=proposal.n_prefilled,
-            passes=proposal.passes,
-            passes_of_tree=proposal.stages,
-            proposed=proposal.tree,
-            n_accepted=len(outcome.path),
-            n_emitted=len(outcome.emitted),
-            draft_s=proposal.draft_s,
-            verify_s=outcome.verify_s,
-        )
+            self._on_step(step)
 
     def sources(self) -> dict[str, tuple[int, int]]:
         """Return the tokens drafted and accepted of each source, over the generation."""

@@ -13,13 +13,13 @@ from edgespec.decoding.choices import DrafterChoice, NamedDrafter
 from edgespec.decoding.generate import Generation, Loop
 from edgespec.decoding.options import OptionKeywords, Options, token_ids
 from edgespec.decoding.records import Result
+from edgespec.drafting.draft import Draft, states_worth
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.head_model import states_worth
 from edgespec.drafting.pace import Learned, Pace
 from edgespec.drafting.plugin import PluginDrafter, SourcePace, find_drafter, record_of
 from edgespec.drafting.profile import CONTEXTS
-from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.rejections import PlacesOfText, RejectedPlaces, RejectedText
+from edgespec.drafting.step import DraftStep
 from edgespec.drafting.suffix import EarlierTexts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.engine.batcher import BatchedRequest, Batcher, StepSummary
@@ -30,7 +30,6 @@ from edgespec.engine.pair import Pair, Plan, make_plan
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, check_text
 from edgespec.llama.chat_template import Thinking
-from edgespec.llama.session import EmbeddingsFn
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 from edgespec.platform.metering import Meter
@@ -485,9 +484,9 @@ class Engine(Closing):
         return self._requests.last_pass
 
     @property
-    def timed_inputs(self) -> EmbeddingsFn | None:
-        """Makes the input rows of timed passes of the draft model; None: it takes tokens."""
-        return self._pair.draft.timed_inputs
+    def draft_in_use(self) -> Draft:
+        """What drafts besides the suffix store, from its file to its sessions."""
+        return self._pair.draft
 
     def forget(self, *, tables: bool = False, but: Sequence[int] = ()) -> None:
         """Forget the text of earlier generations and of the history; with `tables` also learnt statistics.

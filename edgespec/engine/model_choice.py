@@ -19,21 +19,22 @@ from edgespec.models.draft_records import drafts_for, is_here, paired_draft
 from edgespec.models.registry import DEFAULT_VARIABLE, Entry, load_registry, user_models_file
 from edgespec.models.resolve import ModelRef, locate
 from edgespec.models.store import Store
+from edgespec.platform.plugins import offered
 
-# ---- models that have a drafting head in their own file (llama/mtp.py) ----
+# ---- models that have a drafting head in their own file ----
 
 
-def has_mtp_head(model: Path | Entry) -> bool:
+def has_own_head(model: Path | Entry) -> bool:
     """Whether a model has a usable head: its file says so, or models.toml if the file is not here yet."""
     file = model if isinstance(model, Path) else Store.default().file(model)
     if not file.is_file():
         return isinstance(model, Entry) and model.mtp
     # Not at the top: these load the library, and the command line imports this module for completion.
+    from edgespec.drafting.draft import Draft, own_head
     from edgespec.llama.gguf_header import check_model_file
-    from edgespec.llama.mtp import why_no_mtp
 
     try:
-        return not why_no_mtp(check_model_file(file))
+        return isinstance(own_head(file.stem, check_model_file(file)), Draft)
     except EdgespecError:
         return False  # whoever loads it says what is wrong with it
 
@@ -78,19 +79,20 @@ def choose_refs(
         None if target is None else str(target), None if draft is None else str(draft), writes=writes
     )
     chosen = ModelRef(name)
-    if drafter == "mtp" and draft is not None:
+    own_head = drafter in offered("edgespec.own_heads")
+    if own_head and draft is not None:
         raise UsageError(f"the target's own head drafts: leave out {draft}", field="drafter", value=drafter)
-    if is_draftless(drafter) or drafter == "mtp":
+    if is_draftless(drafter) or own_head:
         return ChosenModels(chosen, None)
     partner = partner or paired_draft(chosen, writes=writes)
     if draft is None and not writes:
         if made := drafts_for(chosen):
             return ChosenModels(chosen, ModelRef(made[0].name))
-        if partner and not is_here(partner) and has_mtp_head(chosen.found):
+        if partner and not is_here(partner) and has_own_head(chosen.found):
             return ChosenModels(chosen, None)
     if partner is None and drafter != "auto":
         found = chosen.found  # complain about a mistyped target first
-        if has_mtp_head(found) and not writes:
+        if has_own_head(found) and not writes:
             return ChosenModels(chosen, None)
         raise UsageError(f"no draft is known for {name}: name a draft, or choose drafter none")
     return ChosenModels(chosen, ModelRef(partner) if partner else None)

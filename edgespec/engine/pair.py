@@ -16,7 +16,7 @@ from edgespec.decoding.options import Options, Waking
 from edgespec.decoding.records import Mode
 from edgespec.decoding.sampling import Coins
 from edgespec.decoding.thoughts import ThoughtConstraint, ThoughtLimit
-from edgespec.drafting.draft import find_draft
+from edgespec.drafting.draft import OWN_HEADS, check_target, find_draft
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.draft_search import DraftSearch
 from edgespec.drafting.pace import Policy
@@ -39,7 +39,6 @@ from edgespec.errors import EdgespecError, MessageFn, UsageError, describe_os_er
 from edgespec.llama.cache_types import with_cache_type
 from edgespec.llama.chat_template import check_chat_template
 from edgespec.llama.gguf_header import GGUFHeader
-from edgespec.llama.head_file import check_target
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.kv_cache import MAX_SEQUENCES_OPEN, KVCache, KVCacheSize
@@ -58,6 +57,7 @@ from edgespec.models.resolve import model_header
 from edgespec.models.store import sha256_of
 from edgespec.platform.closing import Closing
 from edgespec.platform.machine import available_bytes, default_threads
+from edgespec.platform.plugins import offered
 from edgespec.platform.turns import IdleTime
 
 # ---- the pair ----
@@ -190,7 +190,7 @@ class Pair(Closing):
         """Connect to the nodes of `options`, if there are any, and give them layers of the target."""
         if self.options.rpc:
             self._remote = RemoteLayers(self.options.rpc, self.target_header, self._remote_cells)
-            self.draft = self.draft.without_layers()
+            self.draft = self.draft.without_layers(self.drafter)
 
     @property
     def _remote_cells(self) -> int:
@@ -254,7 +254,7 @@ class Pair(Closing):
             cells = self.capacity.n_cells or n_ctx + self._kept_cells(self.target, 1.0 - DRAFT_SHARE)
             if self.draft.in_target_cache:
                 self._idle_drafts.clear()
-                self.draft.leave()
+                self.draft.use_cache(None)
             smaller, self._sequences = self._sequences, None
             self._sequences = self._replaced(smaller, self.target, cells, n_ctx)
         return self._sequences
@@ -281,7 +281,7 @@ class Pair(Closing):
             smaller.close()
         cache = self._cache(model, size)
         if model is self.target:
-            self.draft.enter(cache)
+            self.draft.use_cache(cache)
         larger = SequencePool(
             cache,
             n_ctx=n_ctx,
@@ -379,7 +379,7 @@ class Pair(Closing):
         with ExitStack() as stack:  # the last one first, each whatever the others raise
             for model in reversed(self._models):
                 stack.callback(model.close)
-            stack.callback(self.draft.leave)
+            stack.callback(self.draft.use_cache, None)
             if states and self._sequences:
                 self._sequences.close()
 
@@ -393,7 +393,6 @@ _POLICIES: dict[DrafterName, Policy] = {
     "tree": Policy(suffix=True, model=True, staged=True),
     "chain": Policy(suffix=True, model=True, staged=True, branches=False),
     "model": Policy(suffix=False, model=True, staged=False),
-    "mtp": Policy(suffix=False, model=True, staged=False),
     "suffix": Policy(suffix=True, model=False, staged=False),
     "staged": Policy(suffix=False, model=True, staged=True),
 }
@@ -526,10 +525,10 @@ def _policy(pair: Pair, options: Options, name: DrafterName) -> Policy | None:
     """Return the policy of drafts; None to decode plainly."""
     if name == "none":
         return None
-    if name == "mtp" and not pair.draft.is_mtp:
+    if name in offered(OWN_HEADS) and pair.draft.name != name:
         problem = "no head in the target's own file was loaded: its file has none, or another draft was given"
         raise UsageError(problem, field="drafter", value=name)
-    policy = pair.draft.restrict(_POLICIES[name], name)
+    policy = pair.draft.restrict(_POLICIES.get(name, _POLICIES["model"]), name)
     if policy is None:
         return None
     if pair.target.keeps_state:

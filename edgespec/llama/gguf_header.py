@@ -22,9 +22,10 @@ import numpy as np
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.choices import CacheType
 from edgespec.llama.gguf import GGUF, INT32, LONG, MERGES, TOKEN_TYPES, TOKENS, TensorInfo, read_gguf
+from edgespec.platform.plugins import load, offered
 
 HEAD_PREFIX = "edgespec.head."
-"""Begins the keys of a draft head's own metadata (head_file.py)."""
+"""Begins the keys of the metadata of a draft head that edgespec made."""
 
 DRAFT_PREFIX = "edgespec.draft."
 """Begins the keys of the tokens that a head can say."""
@@ -52,8 +53,9 @@ _PICTURES = frozenset(
     }
 )
 _OLLAMA_VISION = ("v.", "mm.")  # begins the names of a vision part's tensors
-HELPERS = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head", "gemma4-assistant": "a Gemma 4 head"}
-"""Architectures of draft heads that are published as files of their own, and what they are."""
+
+DRAFTS = "edgespec.drafts"
+"""The entry points of kinds of drafts, each under the name that begins the metadata of its files."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,10 @@ class GGUFHeader:
     """Parts of a model split over several files; 0 or 1 for a single file."""
     gguf: GGUF = field(repr=False)
     """All of the file's metadata."""
-    n_mtp: int = 0
-    """Blocks after the model's own, counted in `n_layer`, that are a head which drafts (mtp.py)."""
-    is_mtp: bool = False
-    """Whether it describes only that head, as if the file held nothing else (`header_of_head`)."""
+    n_nextn: int = 0
+    """Blocks after the model's own, counted in `n_layer`, that are a head which drafts ("nextn")."""
+    is_part: bool = False
+    """Whether it describes only that head, as if the file held nothing else."""
     state_bytes: int = 0
     """Bytes that the recurrent layers keep of one text, however long; 0 without such layers."""
     cache_type: CacheType = "f16"
@@ -116,9 +118,12 @@ class GGUFHeader:
         return bool(_ENCODERS.search(self.architecture)) or self.pooling_type > 0 or not self.is_causal
 
     @property
-    def only_drafts(self) -> bool:
-        """Whether it is a head, made by edgespec or published: no model that writes by itself."""
-        return self.is_head or self.architecture in HELPERS
+    def draft_kind(self) -> str:
+        """The name in `DRAFTS` of what the file holds; "" for a model, which writes by itself."""
+        fields = self.gguf.fields
+        return next(
+            (name for name in offered(DRAFTS) if any(key.startswith(f"{name}.") for key in fields)), ""
+        )
 
     @property
     def has_tokenizer(self) -> bool:
@@ -207,7 +212,7 @@ def read_header(path: str | Path) -> GGUFHeader:
         split_no=largest("split.no"),
         split_count=largest("split.count"),
         gguf=gguf,
-        n_mtp=largest(f"{architecture}.nextn_predict_layers"),
+        n_nextn=largest(f"{architecture}.nextn_predict_layers"),
         state_bytes=len(recurrent) * layer_state_bytes(n_embd, n_head, head_dim_k, of_architecture)
         if recurrent
         else 0,
@@ -237,7 +242,7 @@ def check_model_file(file: str | Path | GGUFHeader, *, or_head: bool = False) ->
     and `file_bytes` is the sum of all.
     """
     header = check_complete_file(file)
-    if not (or_head and header.architecture in HELPERS):
+    if not (or_head and header.draft_kind and not header.is_head):
         _check_kind(header)
     return header
 
@@ -316,9 +321,11 @@ def other_kind(header: GGUFHeader, *, or_embedder: bool = False) -> str:
             header.is_embedder and not or_embedder
         ),
         "an encoder-decoder model (architecture t5)": architecture == "t5",
-        f"{HELPERS.get(architecture)}, which drafts beside its own target only": architecture in HELPERS,
     }
-    return next((what for what, is_so in cannot.items() if is_so), "") or _missing_part(header)
+    what = next((what for what, is_so in cannot.items() if is_so), "")
+    if not what and (name := header.draft_kind) and not header.is_head:
+        what = f"{load(DRAFTS, name).what}, which drafts beside its own target only"
+    return what or _missing_part(header)
 
 
 def _missing_part(header: GGUFHeader) -> str:
@@ -326,7 +333,7 @@ def _missing_part(header: GGUFHeader) -> str:
     tensors, is_whole = header.gguf.tensors, header.split_count < 2
     if not tensors and is_whole:
         return "only a vocabulary, without a model's weights"
-    if header.n_mtp and is_whole and not _has_first_block(header):
+    if header.n_nextn and is_whole and not _has_first_block(header):
         return "only the MTP head of a model, without the model"
     if any(tensor.name.startswith(_OLLAMA_VISION) for tensor in tensors):
         return (
@@ -372,9 +379,9 @@ class ArchitectureSupport(msgspec.Struct, frozen=True):
         return "; ".join(parts)
 
 
-def architecture_key(gguf_name: str, *, mtp: bool) -> str:
-    """Return the name of a result; `mtp`: of models with an MTP head in their file."""
-    return f"{gguf_name}-mtp" if mtp else gguf_name
+def architecture_key(gguf_name: str, *, own_head: bool) -> str:
+    """Return the name of a result; `own_head`: of models with a head in their file."""
+    return f"{gguf_name}-mtp" if own_head else gguf_name
 
 
 @functools.cache
@@ -386,7 +393,7 @@ def read_results() -> dict[str, ArchitectureSupport]:
 
 def architecture_support(header: GGUFHeader) -> ArchitectureSupport | None:
     """The features that work with a model's architecture; None if it was never checked."""
-    return read_results().get(architecture_key(header.architecture, mtp=header.n_mtp > 0))
+    return read_results().get(architecture_key(header.architecture, own_head=header.n_nextn > 0))
 
 
 # ---- fingerprints: the keys of what edgespec stores about model files and tokenizers ----

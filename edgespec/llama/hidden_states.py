@@ -1,12 +1,12 @@
 """The ways in which llama.cpp gives the hidden states of a pass.
 
     LAST_NORM   those after the last norm, by its public interface: it then computes the logits of all tokens
-    NEXTN       those from which a head in the model's own file continues (mtp.py), of all tokens, and as many
+    NEXTN       those from which a head in the model's own file continues, of all tokens, and as many
                 logits as were asked for; only architectures with such a head have them
     NEXTN_HEAD  those of the head itself; of tokens without logits some architectures have none, so that the
                 logits of all are asked for
     of_kernels  those after any layers, side by side, from edgespec's kernels (kernels.py)
-    of_layers   what goes into some layers, side by side, for a head in a file of its own (head_file.py)
+    of_layers   what goes into some layers, side by side, for a head in a file of its own
 
 The functions of all but LAST_NORM are declared in no public header, but in `llama-ext.h`, and exported under
 C++ names.
@@ -246,7 +246,7 @@ def _kernel_states(model: Model) -> KernelStates | None:
     layers = ways.kernel_layers or ((LAST_NORM_OUT,) if ways is LAST_NORM else ())
     if plugin is None or not layers:
         return None
-    n_layers = model.header.n_layer - model.header.n_mtp
+    n_layers = model.header.n_layer - model.header.n_nextn
     return KernelStates(plugin, layers, n_layers, model.n_embd)
 
 

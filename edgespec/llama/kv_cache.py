@@ -397,8 +397,6 @@ def create_context(  # noqa: PLR0913 - sizes, each by its name
     if not model.is_checked_later and model.condition(wait=True) == "damaged":
         model.accept_weights()  # nothing was computed with them
     params = llama.llama_context_default_params()
-    params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP if model.is_mtp else llama.LLAMA_CONTEXT_TYPE_DEFAULT
-    params.ctx_other = model.context_beside
     params.n_ctx = n_ctx
     # n_batch == n_ubatch keeps the rows of logits in the order of the tokens.
     params.n_batch = params.n_ubatch = n_batch
@@ -407,13 +405,8 @@ def create_context(  # noqa: PLR0913 - sizes, each by its name
     params.n_rs_seq = n_snapshots
     params.kv_unified = n_sequences > 1  # sequences can share cells of one cache
     params.n_threads = params.n_threads_batch = n_threads
-    owner = model.cells_of or model
-    cache_type = owner.header.cache_type
-    params.type_k = params.type_v = _CACHE_TYPES[cache_type]
-    # edgespec's kernels get attention only this way; llama.cpp's own flash attention is slower than without,
-    # but it alone reads a quantized cache.
-    flash = owner.uses_kernels or cache_type != "f16"
-    params.flash_attn_type = _FLASH_ATTN_ENABLED if flash else _FLASH_ATTN_DISABLED
+    params.type_k = params.type_v = _CACHE_TYPES[model.header.cache_type]
+    params.flash_attn_type = _FLASH_ATTN_ENABLED if model.uses_flash else _FLASH_ATTN_DISABLED
     # Hidden states, where they are asked for, are else those of each token.
     params.pooling_type = pooling or _POOLING_NONE
     params.embeddings = pooling is not None
@@ -423,13 +416,11 @@ def create_context(  # noqa: PLR0913 - sizes, each by its name
         params.cb_eval = on_operation
     params.swa_full = True  # a sliding window that drops tokens cannot be rewound
     context: llama.llama_context_p | None = backend.create(
-        lambda _: llama.llama_init_from_model(model.handle, params), llama.llama_free
+        lambda _: model.make_context(params), llama.llama_free
     )
     if context is None:
         reason = backend.failure_reason()
         raise EdgespecError(f"{model.path}: no context of {n_ctx} tokens: {reason}; choose a smaller context")
-    if not model.is_causal:
-        llama.llama_set_causal_attn(context, False)
     return context
 
 

@@ -66,25 +66,17 @@ class Model(Closing):
 
     remote: RemoteLayers | None = None
     """Its layers on nodes, or None."""
-    is_mtp = False
-    """Whether it is the head in another model's file (mtp.py)."""
     takes_states = False
     """Whether its passes take hidden states beside tokens."""
     takes_tokens_alone = False
     """Whether a pass is over the one or the other."""
-    is_causal = True
-    """Whether a token sees only those before it."""
     most_batch = 512
     """Most tokens that a pass should have."""
-    context_beside: Any = None
-    """A context of the model whose weights it uses beside its own, or None."""
-    cells_of: Model | None = None
-    """The model in whose cache it works, if it has none of its own (lent_cache.py)."""
     hidden_states: HiddenStates = LAST_NORM
     """How its passes give hidden states."""
     is_mapped = False
     """Whether its packed weights are those of a file, in the page cache."""
-    _with_mtp = False  # whether the head in its file is loaded too
+    _with_nextn = False  # whether the head in its file is loaded too
     is_checked_later = False
     """Whether passes may be made before the check of mapped weights has ended: see `condition`."""
     _file: PackedFile | None = None
@@ -124,7 +116,7 @@ class Model(Closing):
         params.use_extra_bufts = repack
         params.check_tensors = check_tensors
         params.vocab_only = vocab_only
-        params.load_mtp = self._with_mtp
+        params.load_mtp = self._with_nextn
         self._params = params
         self._packs = kernels and not vocab_only
         if remote:
@@ -182,7 +174,7 @@ class Model(Closing):
         kernels = load_kernels() if packed.on else None
         if not kernels or not kernels.self_test:
             return None
-        part = "with the head" if self._with_mtp else ""
+        part = "with the head" if self._with_nextn else ""
         return packed_file(self.header, kernels.name, kernels.self_test.build, part)
 
     def _load_mapped(self, file: PackedFile, packed: WeightPacking) -> llama.llama_model_p | None:
@@ -273,6 +265,20 @@ class Model(Closing):
         self._require(self._finalizer)
         self._home.require()
         return self._model
+
+    @property
+    def uses_flash(self) -> bool:
+        """Whether its caches are read by flash attention.
+
+        edgespec's kernels get attention only this way; llama.cpp's own is slower than without, but it alone
+        reads a quantized cache.
+        """
+        return self.uses_kernels or self.header.cache_type != "f16"
+
+    def make_context(self, params: llama.llama_context_params) -> llama.llama_context_p | None:
+        """Return the library's context of these parameters; None if it fails. A kind of head changes them."""
+        context: llama.llama_context_p | None = llama.llama_init_from_model(self.handle, params)
+        return context
 
     @property
     def vocabulary(self) -> int:

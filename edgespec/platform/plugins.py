@@ -5,6 +5,8 @@ hello = "my_package:hello"
 
 edgespec.commands    a function that typer takes, or a typer.Typer: `edgespec NAME`
 edgespec.drafters    a class that drafts: `--drafter NAME` (docs/write-a-drafter.md)
+edgespec.drafts      a kind of draft (edgespec/drafting/draft.py), by what begins the metadata of its files
+edgespec.own_heads   a kind of head in the target's own file, by the word of `--drafter` that asks for it
 edgespec.dialects    a function that adds an API to the server (docs/write-a-dialect.md)
 edgespec.meters      a function that returns a meter of energy (edgespec/platform/metering.py)
 edgespec.parts       what the core or another app asks of an app that it does not import, called APP.PART

@@ -306,4 +306,4 @@ def test_the_draft_model_does_not_run_where_the_text_is_forced():
     position = Position(sampler, recent=lambda _: np.zeros(0, np.int32), coins=lambda n: [0.5] * n)
     tree = drafter.draft((*PROMPT, 2, 0), 1, position)
     assert [(node.token, node.source) for node in tree] == [(4, "forced")]
-    assert not any(drafter._proposal.passes)
+    assert not any(drafter._step.passes)

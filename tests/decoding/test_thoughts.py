@@ -207,7 +207,7 @@ def test_the_end_is_one_draft_that_costs_no_pass_of_the_draft_model():
     )
     tree = drafter.draft((*PROMPT, 0, 3, 3), 3, position)
     assert [(node.token, node.source) for node in tree] == [(token, "forced") for token in END_OF_THOUGHT]
-    assert not any(drafter._proposal.passes)
+    assert not any(drafter._step.passes)
 
 
 def written_to_the_end(matcher, tokens):

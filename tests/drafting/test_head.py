@@ -14,11 +14,13 @@ from edgespec import Engine, SamplingParams
 from edgespec.decoding.grammars import Grammar
 from edgespec.decoding.options import Options, Waking
 from edgespec.decoding.session import KEPT, Forward, TargetFeatures
-from edgespec.drafting.head_model import HeadModel, states_worth
+from edgespec.drafting.draft import states_worth
+from edgespec.drafting.heads.head import HeadModel
+from edgespec.drafting.heads.made import Fusion, read_head
+from edgespec.drafting.heads.matrices import TargetEmbeddings
 from edgespec.drafting.pace import Policy
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.quantize import quantize
 from edgespec.llama.session import Session
@@ -244,6 +246,7 @@ def test_its_rows_are_those_of_the_definition(engine, target_path, head_path):
     prompt = PROMPTS["short"]
     head = read_head(check_model_file(head_path))
     fusion = Fusion(head, TargetEmbeddings(engine.target.header))
+    matrices = {"n_vocab": engine.target.n_vocab, "token_ids": head.token_ids, "fusion": fusion}
     result = engine.generate(prompt, params=GREEDY, n_predict=30, drafter="model", gamma=3)
     text = [*prompt, *result.token_ids]
     with Session(engine.target, n_ctx=256, n_threads=1) as target:
@@ -256,7 +259,7 @@ def test_its_rows_are_those_of_the_definition(engine, target_path, head_path):
         KVCache(model, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
         Session.within(cache) as session,
     ):
-        drafting = HeadModel(session, kept, n_vocab=engine.target.n_vocab, head=head, fusion=fusion)
+        drafting = HeadModel(session, kept, **matrices)
         n = len(text) - 1
         rows = [drafting.run(text[:i])[0].copy() for i in range(kept.first + 2, n)]
         session.clear()
@@ -272,8 +275,8 @@ def test_in_a_long_text_it_attends_to_the_last_tokens(
 ):
     """Its rows are those of a head that has read nothing else, and the text is the target's own."""
     monkeypatch.setattr("edgespec.engine.pair.MAX_DRAFT_CTX", 128)
-    monkeypatch.setattr("edgespec.drafting.draft_model.WINDOW", 64)
-    monkeypatch.setattr("edgespec.drafting.draft_model._STEP", 16)
+    monkeypatch.setattr("edgespec.drafting.heads.head.WINDOW", 64)
+    monkeypatch.setattr("edgespec.drafting.heads.head._STEP", 16)
     prompt, held, dropped = PROMPTS["short"], [], []
     drop_first, finish = Session.drop_first, HeadModel._finish_read
 
@@ -302,19 +305,18 @@ def test_in_a_long_text_it_attends_to_the_last_tokens(
 def test_its_rows_in_a_window_are_those_of_a_head_that_began_there(
     engine, target_path, head_path, monkeypatch
 ):
-    monkeypatch.setattr("edgespec.drafting.draft_model.WINDOW", 64)
-    monkeypatch.setattr("edgespec.drafting.draft_model._STEP", 16)
+    monkeypatch.setattr("edgespec.drafting.heads.head.WINDOW", 64)
+    monkeypatch.setattr("edgespec.drafting.heads.head._STEP", 16)
     head = read_head(check_model_file(head_path))
     fusion = Fusion(head, TargetEmbeddings(engine.target.header))
+    matrices = {"n_vocab": engine.target.n_vocab, "token_ids": head.token_ids, "fusion": fusion}
     text = PROMPTS["longer than a window"]
     with Session(engine.target, n_ctx=256, n_threads=1, n_logits_max=256) as target:
         states = Forward(target, text, with_features=True).run().copy().features
     with Model(head_path) as model, Session(model, n_ctx=256, n_threads=1) as _:
 
         def opened(cache):
-            return HeadModel(
-                Session.within(cache), features, n_vocab=engine.target.n_vocab, head=head, fusion=fusion
-            )
+            return HeadModel(Session.within(cache), features, **matrices)
 
         features = TargetFeatures(head.n_embd)
         features.put(0, text, states)

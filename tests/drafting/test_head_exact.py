@@ -14,12 +14,12 @@ import pytest
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting import tree_drafter
-from edgespec.drafting.pace import ModelAction, Policy
+from edgespec.drafting.pace import Policy
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_heads import ToyTargetSession, state_of, toy_head, toy_mtp_head
 from toy_models import ToyModel, V, chi_square_p_value
-from toy_paces import FixedPolicy, RandomPace, Wakes, cases, curves, pace_of, soon_drafting
+from toy_paces import FixedPolicy, Wakes, WithoutGuesses, cases, curves, pace_of, soon_drafting
 from toy_sessions import ToySession
 from toy_tasks import task_of
 
@@ -35,14 +35,6 @@ POLICIES = {
     "model": Policy(suffix=False, staged=False),
     "model, gamma 3": FixedPolicy(suffix=False, staged=False, gamma=3),
 }
-
-
-class WithoutGuesses(RandomPace):
-    """Random decisions; a head has no hidden states of what the suffix store offers."""
-
-    def next(self, *args, **options):
-        choice = super().next(*args, **options)
-        return ModelAction(0) if isinstance(choice, ModelAction) else choice
 
 
 def warm(temperature):

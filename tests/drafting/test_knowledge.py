@@ -90,7 +90,7 @@ def test_what_was_learnt_is_stored_on_close_and_not_before(engine, cache):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-@pytest.mark.parametrize("fails", [(EarlierTexts, "keep"), (Learned, "store"), (Draft, "leave")])
+@pytest.mark.parametrize("fails", [(EarlierTexts, "keep"), (Learned, "store"), (Draft, "use_cache")])
 def test_what_fails_at_the_end_leaves_nothing_open(engine, cache, monkeypatch, fails, error):
     """A second Ctrl-C, or a disk's error: the rest is done all the same."""
 
@@ -180,7 +180,7 @@ def test_energy_needs_measured_joules(engine, cache):
     (file,) = profiles(cache)
     document = json.loads(file.read_text())
     for name in ("target", "draft"):
-        document[f"{name}_joules"] = document[name]
+        document[f"{name}_watts"] = 15.0
     file.write_text(json.dumps(document))
     with engine(objective="energy") as two:
         result = two.generate(PROMPT, params=GREEDY, n_predict=20)

@@ -9,13 +9,13 @@ from architecture_table import MTP
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.options import Waking
 from edgespec.decoding.session import Forward, TargetFeatures
-from edgespec.drafting.head_model import HeadModel
+from edgespec.drafting.heads import mtp
+from edgespec.drafting.heads.head import HeadModel
+from edgespec.drafting.heads.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.drafting.profile import ProfileKey
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama import mtp
 from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
-from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.llama.session import Session
 from measured_costs import measured
 from tiny_models import ARCHITECTURES

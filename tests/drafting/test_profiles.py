@@ -41,8 +41,8 @@ FULL = Profile(
     key=KEY,
     target=curve(0.017),
     draft=curve(0.005),
-    target_joules=curve(0.3),
-    draft_joules=curve(0.1),
+    target_watts=14.5,
+    draft_watts=12.0,
     measured="2026-01-02T03:04:05+01:00",
     spread=0.021,
     reliable=True,
@@ -70,12 +70,12 @@ def save(profile: Profile, **more: object) -> Path:
 def assert_like(found: Profile | None, wanted: Profile) -> None:
     """Equal, but for rounding."""
     assert found is not None
-    plain = {"target": None, "draft": None, "target_joules": None, "draft_joules": None}
+    plain = {"target": None, "draft": None}
     target = CostCurve(((1.0,), (1.0,)), 1.0)
     assert dataclasses.replace(found, **plain | {"target": target}) == dataclasses.replace(
         wanted, **plain | {"target": target}
     )
-    for name in ("target", "draft", "target_joules", "draft_joules"):
+    for name in ("target", "draft"):
         mine, other = getattr(found, name), getattr(wanted, name)
         assert (mine is None) == (other is None)
         if mine:

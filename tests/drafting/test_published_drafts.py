@@ -14,18 +14,16 @@ import head_equations
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.session import Forward, ForwardResult, TargetFeatures
 from edgespec.drafting.acceptance import bucket_of
-from edgespec.drafting.draft import BlockModel
-from edgespec.drafting.head_model import HeadModel
+from edgespec.drafting.heads.blocks import BlockModel, rows_maker
+from edgespec.drafting.heads.gemma import GemmaHead, LentCache, LentSession
+from edgespec.drafting.heads.head import HeadModel
 from edgespec.drafting.profile import ProfileKey, block_curve
 from edgespec.errors import UsageError
-from edgespec.llama.block_rows import rows_maker
-from edgespec.llama.gguf_header import check_model_file, read_header
-from edgespec.llama.head_file import BlockHead, EagleHead, GemmaHead, LayersTarget, check_published_head
-from edgespec.llama.head_kinds import DFLASH
+from edgespec.llama.gguf_header import DRAFTS, check_model_file, read_header
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
-from edgespec.llama.lent_cache import LentCache, LentSession
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
+from edgespec.platform import plugins
 from head_files import N_EMBD, write_dflash, write_eagle, write_gemma
 from measured_costs import measured
 from reference import filtered_probs
@@ -250,11 +248,17 @@ def test_texts_that_share_passes(name, file, head_of, plain):
 def loaded(name, path):
     """The target and its head."""
     header = check_model_file(tiny(name))
-    head_header = check_published_head(read_header(path), header)
-    target = LayersTarget(header, head_header, kernels=False)
-    if head_header.architecture == DFLASH:
-        return target, BlockHead(head_header, target, kernels=False)
-    return target, EagleHead(head_header, target, kernels=False, n_threads=1)
+    draft = checked(path, header)
+    target = draft.load_target(header, kernels=False, remote=None)
+    return target, draft.load(target, kernels=False, n_threads=1)
+
+
+def checked(path, target):
+    """The draft in the file `path`, for the file of `target`."""
+    header = read_header(path)
+    draft = plugins.load(DRAFTS, header.draft_kind)("target", "draft", header)
+    draft.check(target)
+    return draft
 
 
 @contextmanager
@@ -493,7 +497,7 @@ def test_the_equations_of_gemma(gemma):
     weights = head_equations.read_weights(path)
     embeddings = head_equations.read_weights(target_path)["token_embd.weight"]
     header = check_model_file(target_path)
-    head_header = check_published_head(read_header(path), header)
+    head_header = checked(path, header).header
     with (
         Model(target_path, kernels=False, header=header) as target,
         GemmaHead(head_header, target, kernels=False) as head,

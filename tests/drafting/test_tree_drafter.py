@@ -55,8 +55,8 @@ class DropsUnlikely(TreeDrafter):
             if probs[node.token] < 0.4:
                 break
             kept.append(node)
-        self._proposal.tree = tuple(kept)
-        return self._proposal.tree
+        self._step.proposed = tuple(kept)
+        return self._step.proposed
 
 
 class DropsUnlikelySiblings(TreeDrafter):
@@ -72,12 +72,12 @@ class DropsUnlikelySiblings(TreeDrafter):
                 if probs[node.token] < 0.6:
                     unlikely.add(i)
         place = [i - sum(j < i for j in unlikely) for i in range(len(tree))]
-        self._proposal.tree = tuple(
+        self._step.proposed = tuple(
             replace(node, parent=place[node.parent] if node.parent >= 0 else -1)
             for i, node in enumerate(tree)
             if i not in unlikely
         )
-        return self._proposal.tree
+        return self._step.proposed
 
 
 class ForgetsItsTemperature(TreeDrafter):

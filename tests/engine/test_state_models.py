@@ -12,12 +12,14 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.decoding.generate import Generation
+from edgespec.drafting.draft import PlainDraft
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.measure import measure
 from edgespec.drafting.pace import Policy
 from edgespec.drafting.profile import N_MAX, PassCosts, guessed_curve
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
+from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -234,7 +236,9 @@ def test_ctrl_c_leaves_an_engine_that_goes_on(
 
 @pytest.mark.parametrize("name", SOME)
 def test_the_curves_of_a_pair_that_keeps_states_can_be_measured(name: str) -> None:
-    with Model(tiny(name)) as target, Model(tiny("mamba2", 2)) as draft:
+    file = tiny("mamba2", 2)
+    with Model(tiny(name)) as target, PlainDraft(name, "draft", check_model_file(file)) as draft:
+        draft.load(target, kernels=True, n_threads=1)
         meter = EnergyMeter(None, reason="not wanted")
         costs = measure(target, draft, n_threads=1, budget_s=0.5, meter=meter)
     assert costs.draft is not None

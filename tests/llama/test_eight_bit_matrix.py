@@ -7,8 +7,8 @@ import gc
 import numpy as np
 import pytest
 
+from edgespec.drafting.heads.matrices import EightBitMatrix
 from edgespec.llama import kernels
-from edgespec.llama.head_file import EightBitMatrix
 
 pytestmark = pytest.mark.proof
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from edgespec import Engine
+from edgespec.drafting.heads import published
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama import head_file as published_heads
 from edgespec.llama.gguf_header import check_model_file
 from head_files import write_dflash, write_eagle, write_gemma
 from tiny_models import make_tiny
@@ -183,7 +183,7 @@ def test_a_truncated_head(tmp_path):
 
 
 def test_a_library_without_these_functions(tmp_path, monkeypatch):
-    monkeypatch.setattr(published_heads, "of_layers", lambda *_layers: None)
+    monkeypatch.setattr(published, "of_layers", lambda *_layers: None)
     head = write_eagle(tmp_path / "head.gguf", tiny("llama"))
     assert "this llama.cpp does not export what it needs" in refusal(tiny("llama"), head)
 

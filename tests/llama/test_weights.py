@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.drafting.foreign.vocabulary_match import vocabulary_difference
+from edgespec.drafting.vocabulary_match import vocabulary_difference
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama

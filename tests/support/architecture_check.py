@@ -27,10 +27,10 @@ import numpy.typing as npt
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.session import Rows
+from edgespec.drafting.heads.mtp import why_no_mtp
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import read_header
-from edgespec.llama.mtp import why_no_mtp
 from edgespec.llama.rollback import LONG
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model

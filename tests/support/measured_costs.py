@@ -11,9 +11,8 @@ def measured(engine, *, budget_s=0.3):
     meter = EnergyMeter(None, reason="not wanted")
     return measure(
         engine.target,
-        engine.draft,
+        engine.draft_in_use,
         n_threads=1,
         budget_s=budget_s,
         meter=meter,
-        draft_inputs=engine.timed_inputs,
     )

@@ -77,7 +77,9 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def supports(checks: Sequence[Check]) -> dict[str, ArchitectureSupport]:
     """Return the package's table."""
     return {
-        architecture_key(ARCHITECTURES[check.name].gguf_name, mtp=MTP in check.kinds): ArchitectureSupport(
+        architecture_key(
+            ARCHITECTURES[check.name].gguf_name, own_head=MTP in check.kinds
+        ): ArchitectureSupport(
             check.same_in_any_batch, tuple(check.declined), check.works, check.keeps_cache, check.takes_back
         )
         for check in checks

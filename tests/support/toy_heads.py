@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import numpy as np
 
 from edgespec.decoding.session import ForwardResult, TargetFeatures
-from edgespec.drafting.head_model import HeadModel
+from edgespec.drafting.heads.head import HeadModel
 from toy_sessions import ToySession
 
 _STATES = 1 << 12  # different hidden states
@@ -94,9 +93,9 @@ def toy_head(n_vocab: int, token_ids: Sequence[int], **options) -> HeadModel:
     def fusion(tokens, states):
         return np.column_stack([tokens, states])
 
-    head = SimpleNamespace(n_vocab=n_vocab, n_embd=1, token_ids=np.asarray(token_ids))
     session = ToyHeadSession(len(token_ids), **options)
-    return HeadModel(session, TargetFeatures(1), n_vocab=n_vocab, head=head, fusion=fusion)
+    ids = np.asarray(token_ids)
+    return HeadModel(session, TargetFeatures(1), n_vocab=n_vocab, token_ids=ids, fusion=fusion)
 
 
 def toy_mtp_head(n_vocab: int, **options) -> HeadModel:

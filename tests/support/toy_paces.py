@@ -106,3 +106,11 @@ class RandomPace(Pace):
 def curves():
     sizes = 2_000_000_000, 100_000_000
     return Clocks(*(PassCosts(guessed_curve(size, own_kernels=True)) for size in sizes))
+
+
+class WithoutGuesses(RandomPace):
+    """Random decisions for a draft model that checks none of the suffix store's tokens."""
+
+    def next(self, *args, **options):
+        choice = super().next(*args, **options)
+        return ModelAction(0) if isinstance(choice, ModelAction) else choice

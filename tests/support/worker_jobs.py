@@ -15,7 +15,7 @@ from edgespec.apps.server.streaming import RequestRun
 from edgespec.apps.server.worker import Worker
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
-from edgespec.drafting.proposal import DraftStep
+from edgespec.drafting.step import DraftStep
 from edgespec.platform.processes import Cancellation
 
 N_PREDICT = 40

@@ -37,10 +37,11 @@ from edgespec.apps.forge.request import DraftRequest, StageContext, StageProgres
 from edgespec.apps.forge.training.batches import MOST, N_DRAFTED, BatchSize
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
 from edgespec.apps.forge.vocabulary_ranking import Ids, rank, read_vocabulary, renew
+from edgespec.drafting.draft import check_target
+from edgespec.drafting.heads.made import read_head
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, MessageFn, UsageError
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.head_file import check_target, read_head
 from edgespec.llama.weights import Model
 from edgespec.models.draft_records import DraftRecord, drafts_for, read_record
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory

@@ -433,7 +433,7 @@ def drafters_of(engine: Engine) -> list[str]:
     """The drafters that a request may name."""
     if engine.draft is None:
         return ["auto", "suffix", "none"]
-    return [name for name in get_args(DrafterName) if name != "mtp" or engine.draft.is_mtp]
+    return [name for name in get_args(DrafterName) if name != "mtp" or engine.draft.header.is_part]
 
 
 # ---- only recordings ----

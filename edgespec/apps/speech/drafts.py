@@ -169,7 +169,8 @@ class ModelDrafts:
         heard, has_model = self.heard_text if self.heard_text.drafts else None, self._model is not None
         if not (heard or has_model):
             return None
-        policy = Policy(suffix=heard is not None, model=has_model, staged=has_model and heard is not None)
+        staged = has_model and heard is not None and self._map is None
+        policy = Policy(suffix=heard is not None, model=has_model, staged=staged)
         return TreeDrafter(
             SpeechPace(policy, self._curves, self._acceptance[greedy]),
             suffix=heard.store if heard else None,

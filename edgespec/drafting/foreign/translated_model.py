@@ -16,17 +16,30 @@ and the draft's logits alone, so what is emitted stays the target's, however wel
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from edgespec.decoding.choices import DrafterName
 from edgespec.decoding.session import ForwardResult, Rows, SessionModel, TokenView
+from edgespec.drafting.draft import Draft
 from edgespec.drafting.draft_model import DraftModel, DraftSession
-from edgespec.drafting.foreign.vocabulary_map import NONE, TextTokenizer, TokenVocabulary, VocabularyMap
+from edgespec.drafting.foreign.vocabulary_map import (
+    NONE,
+    TextTokenizer,
+    TokenVocabulary,
+    VocabularyMap,
+    map_vocabularies,
+)
+from edgespec.drafting.pace import Policy
+from edgespec.errors import EdgespecError, MessageFn, UsageError
+from edgespec.llama.sequence_pool import SequencePool
+from edgespec.llama.weights import Model
 
 # ---- the target's sequence in the tokens of another vocabulary ----
 
@@ -129,9 +142,6 @@ class Translation:
 # ---- translated_model ----
 
 
-Level = Literal["auto", "token", "string"]
-"""How proposals are found: "token" never looks ahead, "string" always does."""
-
 ROOM_PER_TOKEN = 1.5
 """Tokens of the draft's context that are counted on for one of the target's."""
 
@@ -160,35 +170,22 @@ class TranslatedModel(DraftModel):
     only forgets: the next pass keeps what its cache and the sequence have in common.
     """
 
-    def __init__(
-        self,
-        session: ForeignSession,
-        target: TokenVocabulary,
-        mapping: VocabularyMap,
-        *,
-        level: Level = "auto",
-    ) -> None:
+    def __init__(self, session: ForeignSession, target: TokenVocabulary, mapping: VocabularyMap) -> None:
         """Draft for `target` with `session`, whose model's vocabulary `mapping` relates to the target's."""
         super().__init__(session, n_vocab=target.n_vocab)
         self.n_vocab = target.n_vocab
         draft: TokenVocabulary = session.model
-        self.n_passes = 0
-        """Passes of the model so far."""
         self._map = mapping
-        self._level = level
         self._translation = Translation(target, draft, mapping)
         self._written = TextTokenizer(target)
-        self._target_text = lru_cache(8192)(target.piece)
-        self._draft_text = lru_cache(8192)(draft.piece)
+        self._target_text = lru_cache(_CACHED)(target.piece)
+        self._draft_text = lru_cache(_CACHED)(draft.piece)
         self._ends = frozenset(mapping.draft_ends)
-        self._filler = next(
-            (t for t in (draft.bos, draft.eos) if t is not None), 0
-        )  # where there is nothing to read
+        # Read where there is nothing to read.
+        self._filler = next((t for t in (draft.bos, draft.eos) if t is not None), 0)
         self._prefix = [draft.bos] if draft.add_bos and draft.bos is not None else []
         self._cache: list[int] = []  # the draft's tokens in the session, as far as it still has them
         self._seen: dict[int, Rows] = {}  # copies of logits, by the length of the cache they follow
-        self._out: Rows = np.full((1, self.n_vocab), -np.inf, np.float32)
-        self._strange: list[tuple[int, int]] = []  # where in it is a token that is not shared
         self._quiet: dict[int, int] = {}  # a token: looks at it in a row that changed nothing
         self._unlooked: dict[int, tuple[int, int]] = {}  # place in the sequence: draft's and target's token
 
@@ -220,29 +217,24 @@ class TranslatedModel(DraftModel):
             n_kept = self._rewind(n_kept)
             self._eval_own(wanted[n_kept:], n_logits=0)
 
-    def run(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Rows:
-        """Read the rest of `tokens`, then `guesses`; return the logits after `tokens` and after each guess.
-
-        Shape (1 + len(guesses), n_vocab); valid until the next call. -inf where the draft has no token.
-        """
-        out = self._blank(1 + len(guesses))
-        self._compare(tokens)
-        spelled = [self._translation.alone(token) for token in guesses]
-        wanted = self._follow(tokens, sum(map(len, spelled)))
-        if guesses:
-            self._check(wanted, spelled, out)
-            self._translation.extend(guesses)
-        else:
-            row = self._row_after(wanted)
-            self._write(row, out[0])
-            self._look(row, len(wanted), out[0], len(tokens))
-        return out
-
     def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> ForwardResult:
-        """The result of `run`: its passes depend on each other, and are not shared."""
+        """Read the rest of `tokens`; return the logits after them, -inf where the draft has no token.
+
+        Its passes depend on each other, and are not shared. There are no `guesses`.
+        """
+        if guesses:
+            raise ValueError("it drafts without guesses")
         started = time.perf_counter()
-        rows = self.run(tokens, guesses)
-        return ForwardResult(rows, time.perf_counter() - started, 0)
+        self._compare(tokens)
+        wanted = self._follow(tokens)
+        row = self._row_after(wanted)
+        out = np.full((1, self.n_vocab), -np.inf, np.float32)
+        draft_ids, target_ids = self._map.shared
+        out[0, target_ids] = row[draft_ids]
+        if self._map.target_end is not None and self._ends:
+            out[0, self._map.target_end] = max(row[end] for end in self._ends)
+        self._look(row, len(wanted), out[0], len(tokens))
+        return ForwardResult(out, time.perf_counter() - started, 0)
 
     def trim(self, n_tokens: int) -> None:
         """Forget what was read beyond the sequence's first `n_tokens` tokens."""
@@ -255,12 +247,12 @@ class TranslatedModel(DraftModel):
         self._offset = offset
         self._translation.clear()
 
-    def _follow(self, tokens: Sequence[int], n_more: int = 0) -> list[int]:
-        """Translate what of `tokens` is new; return what the cache should hold, with space for `n_more`."""
+    def _follow(self, tokens: Sequence[int]) -> list[int]:
+        """Translate what of `tokens` is new; return what the cache should hold."""
         translation = self._translation
         translation.extend(tokens[self._offset + translation.n_read :])
         most = self._session.n_ctx - len(self._prefix) - _MOST_LOOKED - 1
-        if len(translation.tokens) + min(n_more, most // 2) > most:
+        if len(translation.tokens) > most:
             self._offset += translation.drop_first(len(translation.tokens) - most // 2)
         return self._prefix + translation.tokens[-most:] or [self._filler]
 
@@ -281,7 +273,6 @@ class TranslatedModel(DraftModel):
     def _eval_own(self, own: Sequence[int], *, n_logits: int) -> Rows:
         rows = self._session.eval(own, n_logits=n_logits)
         self._cache += own
-        self.n_passes += 1
         return rows
 
     def _row_after(self, wanted: Sequence[int]) -> Rows:
@@ -297,44 +288,6 @@ class TranslatedModel(DraftModel):
         row: Rows = self._eval_own(wanted[n_kept:], n_logits=1)[0]
         return row
 
-    # --- rows over the target's tokens
-
-    def _blank(self, n_rows: int) -> Rows:
-        if n_rows > len(self._out):
-            self._out = np.full((n_rows, self.n_vocab), -np.inf, np.float32)
-        for place in self._strange:
-            self._out[place] = -np.inf
-        self._strange.clear()
-        return self._out[:n_rows]
-
-    def _write(self, row: Rows, out: Rows) -> None:
-        draft_ids, target_ids = self._map.shared
-        out[target_ids] = row[draft_ids]
-        if self._map.target_end is not None and self._ends:
-            out[self._map.target_end] = max(row[end] for end in self._ends)
-
-    def _check(self, wanted: Sequence[int], spelled: Sequence[Sequence[int]], out: Rows) -> None:
-        """Write the rows after `wanted` and after each of the guesses, `spelled` in the draft's tokens.
-
-        Guesses that do not fit get the last available row: they are not checked.
-        """
-        n_kept = self._rewind(min(self._common(wanted), len(wanted) - 1))
-        self._seen.clear()
-        pending = [*wanted[n_kept:], *(token for own in spelled for token in own)]
-        del pending[self._session.n_ctx - n_kept :]
-        first = len(wanted) - n_kept - 1  # in `pending`: the token whose logits are the first row
-        places = [first, *(first + n for n in accumulate(map(len, spelled)))]
-        most = self._session.cache.n_logits_max
-        start, end, i = 0, min(len(pending), first + most), 0
-        while start < end:
-            n_logits = min(end - start, end - first, most)
-            rows = self._eval_own(pending[start:end], n_logits=n_logits)
-            while i < len(places) and places[i] < end:
-                self._write(rows[places[i] - (end - n_logits)], out[i])
-                i += 1
-            start, end = end, min(len(pending), end + most)
-        out[i:] = out[i - 1]
-
     # --- the string level
 
     def _look(self, row: Rows, n_before: int, out: Rows, place: int) -> None:
@@ -345,9 +298,9 @@ class TranslatedModel(DraftModel):
         """
         first = int(row.argmax())
         plain = int(self._map.target_of[first])
-        if self._level == "token" or first in self._ends or not self._draft_text(first):
+        if first in self._ends or not self._draft_text(first):
             return
-        if self._level == "auto" and plain != NONE and self._quiet.get(first, 0) >= _QUIET:
+        if plain != NONE and self._quiet.get(first, 0) >= _QUIET:
             self._unlooked[place] = first, plain
             return
         logit = row[first]
@@ -359,7 +312,6 @@ class TranslatedModel(DraftModel):
             if plain != NONE:
                 out[plain] = -np.inf
             out[written[0]] = logit
-            self._strange.append((0, written[0]))
 
     def _continue(self, row: Rows, first: int, n_before: int) -> list[int]:
         """Let the draft continue from `first` until the target's first token for its text is certain.
@@ -395,3 +347,39 @@ class TranslatedModel(DraftModel):
 
 def _whole_characters(data: bytes) -> bytes:
     return data.decode(errors="ignore").encode()
+
+
+class TranslatedDraft(Draft):
+    """A draft model of another vocabulary: what it writes is translated into the target's tokens."""
+
+    model: Model
+
+    def match(self, model: Model, on_message: MessageFn) -> Draft:
+        """Return itself. Raises EdgespecError if no token is the same in both vocabularies."""
+        self._map = map_vocabularies(self.target, model)
+        if not self._map.n_shared:
+            raise EdgespecError(
+                f"{self.name} cannot draft for {self.target_name}: no token is the same in both; "
+                "choose another draft, or drafter none"
+            )
+        on_message(f"{self.name} drafts in another vocabulary: {self._map.n_shared:,} tokens are the same")
+        return self
+
+    def restrict(self, policy: Policy, drafter: DrafterName) -> Policy | None:
+        """Return `policy` without guesses of the suffix store, which it does not check."""
+        return replace(policy, staged=False)
+
+    def writer(self) -> Model:
+        """Raise UsageError: its tokens are not the target's."""
+        raise UsageError(
+            f"a cascade needs one vocabulary: {self.name} has another than {self.target_name}; "
+            "choose a draft of the target's family"
+        )
+
+    def n_own(self, n_ctx: int) -> int:
+        """Return how many of its own tokens `n_ctx` of the target's may be, roughly."""
+        return min(math.ceil(n_ctx * ROOM_PER_TOKEN), self.model.n_ctx_train)
+
+    def open(self, sequences: SequencePool) -> DraftModel:
+        """Return the draft model of one generation, which speaks the target's tokens."""
+        return TranslatedModel(sequences.begin([0]), self.target, self._map)

@@ -13,10 +13,11 @@ from edgespec.apps.forge.training.head import HeadFamily, HeadRollout, divergenc
 from edgespec.apps.forge.training.loop import starts
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.decoding.session import Forward
+from edgespec.drafting.heads.made import read_head
+from edgespec.drafting.heads.matrices import TargetEmbeddings
 from edgespec.errors import UsageError
 from edgespec.llama.gguf import to_floats
 from edgespec.llama.gguf_header import check_model_file, read_header
-from edgespec.llama.head_file import TargetEmbeddings, read_head
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.generate import Generation
+from edgespec.drafting.foreign import translated_model
 from edgespec.drafting.foreign.translated_model import TranslatedModel, Translation
 from edgespec.drafting.foreign.vocabulary_map import NONE, map_vocabularies
 from edgespec.drafting.pace import Policy
@@ -20,7 +21,7 @@ from edgespec.drafting.tree_drafter import TreeDrafter
 from reference import filtered_probs
 from tiny_gguf import write_tiny_gguf
 from toy_models import chi_square_p_value
-from toy_paces import FixedPolicy, RandomPace, curves, pace_of
+from toy_paces import FixedPolicy, WithoutGuesses, curves, pace_of
 from toy_sessions import ToySession
 from toy_tasks import task_of
 from toy_vocabularies import ToyVocabulary, random_logits, session_of
@@ -29,7 +30,8 @@ pytestmark = pytest.mark.proof
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-LEVELS = ("auto", "token", "string")
+LOOKS = {"as shipped": 3, "never": 0, "always": 10**6}
+"""Looks ahead at a token that change nothing, after which it is taken as it is."""
 
 TARGET = ToyVocabulary([b"a", b"b", b"bc", b"c"])
 DRAFT = ToyVocabulary([b"c", b"ab", b"a", b"b"], [b"<begin>", b"<end>"], bos=4, eos=5)
@@ -39,9 +41,8 @@ LENGTH = 4
 MODEL = FixedPolicy(suffix=False, staged=False, gamma=3)
 POLICIES = {
     "model": MODEL,
-    "staged": FixedPolicy(suffix=False, gamma=3),
-    "all": FixedPolicy(gamma=3),
-    "random": Policy(),  # whatever a scheduler may decide, branches among it
+    "all": FixedPolicy(staged=False, gamma=3),
+    "random": Policy(staged=False),  # whatever a scheduler may decide, branches among it
 }
 
 
@@ -62,9 +63,15 @@ def speaks(vocabulary, model, seed=0):
     return logits
 
 
-def draft_of(logits, *, level="auto", target=TARGET, vocabulary=DRAFT, **session):
+@pytest.fixture(params=LOOKS)
+def looks(request, monkeypatch):
+    """What is exact is so however often the draft looks ahead."""
+    monkeypatch.setattr(translated_model, "_QUIET", LOOKS[request.param])
+
+
+def draft_of(logits, *, target=TARGET, vocabulary=DRAFT, **session):
     return TranslatedModel(
-        session_of(vocabulary, logits, **session), target, map_vocabularies(target, vocabulary), level=level
+        session_of(vocabulary, logits, **session), target, map_vocabularies(target, vocabulary)
     )
 
 
@@ -74,7 +81,7 @@ def target_of(clock, logits):
 
 def drafter_of(model, policy):
     clocks = curves()
-    make = pace_of if isinstance(policy, FixedPolicy) else RandomPace
+    make = pace_of if isinstance(policy, FixedPolicy) else WithoutGuesses
     scheduler = make(policy, clocks)
     suffix = SuffixDrafts(1024)
     return TreeDrafter(scheduler, suffix=suffix, model=model, is_eog=TARGET.is_eog, clocks=clocks)
@@ -113,9 +120,9 @@ def counts_of(clock, logits, model, rule, policy, n_runs):
     return counts, drafted, accepted
 
 
-def exact(clock, level, rule, policy, n_runs):
+def exact(clock, rule, policy, n_runs):
     logits = random_logits(1, TARGET.n_vocab)
-    model = draft_of(cache(speaks(DRAFT, logits)), level=level)
+    model = draft_of(cache(speaks(DRAFT, logits)))
     counts, drafted, accepted = counts_of(clock, logits, model, rule, policy, n_runs)
     assert accepted > drafted / 10 > n_runs / 20, "little was accepted: it proves little"
     assert chi_square_p_value(counts, n_runs * expected(logits)) > 1e-4
@@ -123,32 +130,21 @@ def exact(clock, level, rule, policy, n_runs):
     assert chi_square_p_value(counts, n_runs * other) < 1e-9  # what is counted tells models apart
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_what_is_emitted_is_distributed_as_the_target_alone(clock, level):
-    exact(clock, level, "block", MODEL, 1_500)
-
-
 @pytest.mark.parametrize(
-    ("policy", "rule"), [("staged", "block"), ("all", "block"), ("random", "block"), ("random", "chain")]
+    ("policy", "rule"), [("model", "block"), ("all", "block"), ("random", "block"), ("random", "chain")]
 )
-@pytest.mark.parametrize("level", LEVELS)
-def test_every_level_rule_and_policy_is_exact(clock, level, rule, policy):
-    """What the model alone drafts is counted above."""
-    exact(clock, level, rule, POLICIES[policy], 1_500)
+def test_what_is_emitted_is_distributed_as_the_target_alone(clock, looks, rule, policy):
+    exact(clock, rule, POLICIES[policy], 1_500)
 
 
-@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "warm"])
-def test_with_the_match_rule_the_text_is_plain_decodings(clock, level, policy, params):
+def test_with_the_match_rule_the_text_is_plain_decodings(clock, looks, policy, params):
     for seed in range(20):
         logits = random_logits(seed, TARGET.n_vocab)
         target = target_of(clock, logits)
         texts = []
-        for drafter in (
-            None,
-            drafter_of(draft_of(cache(speaks(DRAFT, logits)), level=level), POLICIES[policy]),
-        ):
+        for drafter in (None, drafter_of(draft_of(cache(speaks(DRAFT, logits))), POLICIES[policy])):
             run = Generation(target, drafter, PROMPT, task_of(params, seed, rule="match", n_predict=30))
             list(run.events())
             texts.append((run.tokens, run.stop_reason))
@@ -170,21 +166,22 @@ def always(vocabulary, *texts):
     return logits
 
 
-def test_the_token_level_is_the_drafts_distribution_over_what_both_can_say():
-    logits = random_logits(3, DRAFT.n_vocab)
-    row = draft_of(logits, level="token").run(PROMPT)[0]
+def test_without_looks_it_is_the_drafts_distribution_over_what_both_can_say(monkeypatch):
+    monkeypatch.setattr(translated_model, "_QUIET", 0)
+    logits = random_logits(5, DRAFT.n_vocab)
+    row = draft_of(logits).run(PROMPT)[0]
     own = logits((DRAFT.bos, *DRAFT.tokenize(TARGET.said(PROMPT).decode(), add_special=0, parse_special=0)))
+    assert map_vocabularies(TARGET, DRAFT).target_of[own.argmax()] != NONE
     want = {0: own[2], 1: own[3], 2: -math.inf, 3: own[0], END: own[DRAFT.eos]}
     assert row.tolist() == pytest.approx([want[token] for token in range(TARGET.n_vocab)])
 
 
-def test_the_string_level_says_what_the_token_level_cannot():
+def test_what_the_target_writes_as_one_token_is_proposed_as_one():
     """The draft says b, c: for the target that is one token, bc, which the draft does not have."""
     assert map_vocabularies(TARGET, DRAFT).draft_of[2] == NONE
     logits = always(DRAFT, b"b", b"c", b"a")
     prompt = (1, 3, 0)  # b c a
-    assert draft_of(logits, level="token").run(prompt)[0].argmax() == 1
-    row = draft_of(logits, level="string").run(prompt)[0]
+    row = draft_of(logits).run(prompt)[0]
     assert row.argmax() == 2
     assert row[2] == 9.0
     assert row[1] == -math.inf
@@ -193,8 +190,7 @@ def test_the_string_level_says_what_the_token_level_cannot():
 def test_the_drafts_likeliest_token_need_not_be_one_of_the_targets():
     """ab is a and b for the target; what follows b might belong to it, a is certain."""
     logits = always(DRAFT, b"ab")
-    assert draft_of(logits, level="auto").run((1, 1))[0].argmax() == 0
-    assert draft_of(logits, level="token").run((1, 1))[0, 0] == pytest.approx(logits((4, 3, 3))[2])
+    assert draft_of(logits).run((1, 1))[0].argmax() == 0
 
 
 def test_nothing_is_said_ahead_past_the_end():
@@ -205,24 +201,26 @@ def test_nothing_is_said_ahead_past_the_end():
         row[(3, DRAFT.eos, 0)[len(prefix) % 3]] = 9.0
         return row
 
-    row = draft_of(logits, level="string").run((0, 0))[0]
+    row = draft_of(logits).run((0, 0))[0]
     assert row.argmax() == 1
     assert row[2] == -math.inf
 
 
-def test_what_was_said_ahead_is_not_said_again():
+def test_what_was_said_ahead_is_not_said_again(monkeypatch):
     """The draft goes on as it said: then its next row has been computed already."""
-    model = draft_of(always(DRAFT, b"a", b"c"), level="string")
+    monkeypatch.setattr(translated_model, "_QUIET", 10**6)
+    session = session_of(DRAFT, always(DRAFT, b"a", b"c"))
+    model = TranslatedModel(session, TARGET, map_vocabularies(TARGET, DRAFT))
     tokens = [0, 3, 0, 3]
     model.begin()
     assert model.run(tokens)[0].argmax() == 0
-    n_passes = model.n_passes
+    n_passes = len(session.passes)
     for token in (0, 3, 0, 3, 0, 3):
         tokens.append(token)
         model.trim(len(tokens) - 1)
         row = model.run(tokens)[0]
         assert row.argmax() == (3 if token == 0 else 0)
-    assert model.n_passes - n_passes == 6
+    assert len(session.passes) - n_passes == 6
 
 
 def test_auto_stops_looking_where_that_changes_nothing_and_begins_again_when_it_would_have():
@@ -234,9 +232,9 @@ def test_auto_stops_looking_where_that_changes_nothing_and_begins_again_when_it_
     tokens = [1, 1]
     looked = []
     for token in (0, 1) * 6:
-        before = model.n_passes
+        before = len(model._session.passes)
         assert model.run(tokens)[0].argmax() == token
-        looked.append(model.n_passes - before > 1)
+        looked.append(len(model._session.passes) - before > 1)
         tokens.append(token)
         model.trim(len(tokens) - 1)
     assert looked[0]
@@ -253,10 +251,9 @@ def test_the_drafts_end_proposes_the_targets():
         row[DRAFT.eos] = 5.0
         return row
 
-    for level in LEVELS:
-        row = draft_of(logits, level=level).run((0, 1))[0]
-        assert row.argmax() == END
-        assert row[END] == 5.0
+    row = draft_of(logits).run((0, 1))[0]
+    assert row.argmax() == END
+    assert row[END] == 5.0
 
 
 # --- what is read
@@ -324,21 +321,25 @@ def test_words_are_tokenized_as_the_draft_would():
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=st.data(), level=st.sampled_from(["token", "string"]))
-def test_bookkeeping(data, level):
-    """Whatever is read, guessed, cut back or left out: each row is that of a model that only reads this."""
+@given(data=st.data(), n_quiet=st.sampled_from([0, 10**6]))
+def test_bookkeeping(data, n_quiet):
+    """Whatever is read, cut back or left out: each row is that of a model that only reads this."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(translated_model, "_QUIET", n_quiet)
+        _bookkeeping(data)
+
+
+def _bookkeeping(data):
     n_ctx = data.draw(st.sampled_from([24, 40, 400]), label="n_ctx")
     logits = cache(random_logits(5, OWN.n_vocab))
     session = session_of(OWN, logits, n_ctx=n_ctx, n_logits_max=4)
-    model = TranslatedModel(session, MANY, MAP, level=level)
+    model = TranslatedModel(session, MANY, MAP)
     tokens = [0, 1]
     model.begin()
     for _ in range(data.draw(st.integers(1, 12), label="steps")):
         more = data.draw(st.lists(st.integers(0, MANY.n_vocab - 1), min_size=1, max_size=5), label="more")
         tokens += more
-        action = data.draw(
-            st.sampled_from(["run", "run", "guess", "read", "skip", "make_room"]), label="action"
-        )
+        action = data.draw(st.sampled_from(["run", "run", "read", "skip", "make_room"]), label="action")
         if action == "skip":
             model.skip(len(tokens), data.draw(st.integers(1, 6), label="recent"))
         elif action == "make_room":
@@ -348,46 +349,23 @@ def test_bookkeeping(data, level):
             assert model.n_unread(len(tokens)) == 1
         n_past = model.n_past
         assert model.n_unread(len(tokens)) == len(tokens) - model._offset - n_past
-        if action in ("run", "guess"):
-            guesses = []
-            if action == "guess":
-                guesses = data.draw(st.lists(st.integers(0, MANY.n_vocab - 1), max_size=3), label="guesses")
-            rows = model.run(tokens, guesses)
-            assert rows.shape == (1 + len(guesses), MANY.n_vocab)
-            assert np.isfinite(rows.max(axis=1)).all()
+        if action == "run":
+            rows = model.run(tokens)
+            assert rows.shape == (1, MANY.n_vocab)
+            assert np.isfinite(rows.max())
             assert not np.isnan(rows).any()
             read = tokens[model._offset :]
-            cached = OWN.said(session.tokens[1:])
-            whole = MANY.said([*read, *guesses])
-            if n_ctx == 400:  # else some of the guesses may find no room
-                assert cached == whole if guesses else cached.startswith(whole)
-            if not guesses:
-                again = TranslatedModel(session_of(OWN, logits), MANY, MAP, level=level)
-                np.testing.assert_array_equal(rows, again.run(read))
-            assert model.n_unread(len(tokens) + len(guesses)) == 0
-            model.trim(len(tokens) + data.draw(st.integers(0, len(guesses)), label="right"))
+            if n_ctx == 400:
+                assert OWN.said(session.tokens[1:]).startswith(MANY.said(read))
+            again = TranslatedModel(session_of(OWN, logits), MANY, MAP)
+            np.testing.assert_array_equal(rows, again.run(read))
+            assert model.n_unread(len(tokens)) == 0
         assert session.tokens[: len(model._cache)] == model._cache
         assert len(session.tokens) <= n_ctx
         keep = data.draw(st.integers(max(2, len(tokens) - 4), len(tokens)), label="keep")
         del tokens[keep:]
         model.trim(len(tokens) - 1)
         assert model.n_unread(len(tokens)) >= 1
-
-
-def test_the_rows_of_guesses_are_those_of_the_tokens_one_after_the_other():
-    logits = random_logits(6, OWN.n_vocab)
-    guesses = [9, 12, 4, 5, 0]  # one without a token of its own: <y> is three of the draft's
-    rows = TranslatedModel(session_of(OWN, logits, n_logits_max=3), MANY, MAP, level="token").run(
-        [0, 1], guesses
-    )
-    own = [OWN.bos, *fresh([0, 1])]
-    translation = Translation(MANY, OWN, MAP)
-    for row, guess in zip(rows, [*guesses, None], strict=True):
-        want = logits(tuple(own))
-        np.testing.assert_array_equal(row[MAP.shared[1]], want[MAP.shared[0]])
-        if guess is not None:
-            own += translation.alone(guess)
-    assert b"<y>" in OWN.said(own)
 
 
 def test_a_pass_that_was_broken_off_leaves_no_trace():

@@ -227,7 +227,7 @@ def _models(engine: Engine, of_peers: Iterable[Path | None]) -> list[FileFacts]:
     from edgespec.models.quantizations import model_file
 
     names = [engine.target_name]
-    if engine.draft and engine.draft_name and not engine.draft.is_mtp:
+    if engine.draft and engine.draft_name and not engine.draft.header.is_part:
         names.append(engine.draft_name)
         names += {str(path) for path in of_peers if path not in (None, engine.draft.path)}
     with err.status("hashing the models"):
@@ -252,7 +252,7 @@ def draft_of_peers(models: ChosenModels) -> Path | None:
         if not name:
             continue
         header = read_header(resolve(name, pull_missing=False))
-        if not header.only_drafts:
+        if not header.draft_kind:
             return header.path
     return None
 

@@ -35,6 +35,15 @@ from jax import Array
 from edgespec.apps.forge.dataset import TrainingText
 from edgespec.apps.forge.training.batches import EmbedFn, TrainingBatch
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
+from edgespec.drafting.heads.made import (
+    FUSION_OFFSET,
+    FUSION_TYPE,
+    N_VOCAB,
+    TARGET,
+    TOKEN_IDS,
+    read_fusion,
+    read_head,
+)
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.gguf import (
     F32,
@@ -52,15 +61,6 @@ from edgespec.llama.gguf import (
     type_number,
 )
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.head_file import (
-    FUSION_OFFSET,
-    FUSION_TYPE,
-    N_VOCAB,
-    TARGET,
-    TOKEN_IDS,
-    read_fusion,
-    read_head,
-)
 from edgespec.platform.files import replacing
 from edgespec.platform.machine import read_cpu
 

@@ -1,4 +1,4 @@
-"""The proposal of one step, as it grows: a trunk, branches off it, and the offers; what is learned of it."""
+"""One step of a drafter: a trunk that grows, branches off it, what was offered, and what became of it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,16 @@ from edgespec.decoding.tree import DraftOutcome, Source, Tree, TreeNode
 from edgespec.drafting.acceptance import AcceptanceTables
 
 
-@dataclass(frozen=True, slots=True)
-class SuffixOffer:
-    """An offer of the suffix store after `at` drafted tokens, taken or not."""
-
-    at: int
-    tokens: list[int] = field(default_factory=list)
-    buckets: list[int] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
-
-
 @dataclass(slots=True)
-class Proposal:
-    """A step's draft: it grows while sources add to it, and is compiled to `tree` at the end."""
+class DraftStep:
+    """A step's draft: sources add to it, `proposed` is compiled of it and verified. `--explain` prints it."""
 
     n_sequence: int
     """Tokens of the sequence that it follows."""
     room: int
     """Most nodes."""
+    unit: str
+    """Unit of the rate: "tokens/s" or "tokens/J"."""
     drafted: list[int] = field(default_factory=list)
     """The trunk's tokens."""
     trunk: list[TreeNode] = field(default_factory=list)
@@ -35,8 +27,8 @@ class Proposal:
     """Nodes off the trunk, each below a node of the trunk (or the sequence)."""
     n_slots: int = 0
     """The sampler's slots in use."""
-    offers: list[SuffixOffer] = field(default_factory=list)
-    """All that the suffix store offered along the trunk."""
+    offers: list[Tree] = field(default_factory=list)
+    """All continuations of the trunk that the suffix store offered, each a chain, taken or not."""
     others: list[list[tuple[int, int]]] = field(default_factory=list)
     """(token, bucket) of the draft model's likeliest tokens at each position that are not the trunk's."""
     rate: float = 0.0
@@ -44,15 +36,23 @@ class Proposal:
     n_unread: int | None = None
     """Tokens the draft model had not read; None without one."""
     n_prefilled: int = 0
-    """Tokens the draft model read to be activated."""
+    """Tokens the draft model read before its first pass."""
     passes: list[tuple[int, int]] = field(default_factory=list)
     """(tokens read, guesses among them) of each pass of the draft model."""
-    stages: list[tuple[str, Tree]] = field(default_factory=list)
+    passes_of_tree: list[tuple[str, Tree]] = field(default_factory=list)
     """The tree of trunk and branches, that of the store, and the tree after each pass over them; none for a
     chain."""
-    tree: Tree = ()
+    proposed: Tree = ()
     """The tree that goes to the target."""
     draft_s: float = 0.0
+    n_accepted: int = 0
+    n_emitted: int = 0
+    verify_s: float = 0.0
+
+    @property
+    def offered(self) -> list[float]:
+        """Estimated acceptances of what the suffix store offered first."""
+        return [node.chance for node in self.offers[0]] if self.offers else []
 
     @property
     def depth(self) -> int:
@@ -74,6 +74,11 @@ class Proposal:
         """Room for more nodes: the trunk and sampled branches always stay."""
         return self.room - len(self.trunk) - sum(node.slot >= 0 for node in self.branches)
 
+    def add(self, node: TreeNode) -> None:
+        """Append to the trunk a node that follows its end."""
+        self.trunk.append(node)
+        self.drafted.append(node.token)
+
     def grow(
         self,
         token: int,
@@ -86,11 +91,8 @@ class Proposal:
         is_top: bool = True,
     ) -> None:
         """Append `token` to the trunk; the arguments are fields of its TreeNode."""
-        node = TreeNode(
-            self.depth - 1, token, source, self.path * chance, slot, chance, bucket, next_bucket, is_top
-        )
-        self.trunk.append(node)
-        self.drafted.append(token)
+        parent, path = self.depth - 1, self.path * chance
+        self.add(TreeNode(parent, token, source, path, slot, chance, bucket, next_bucket, is_top))
 
     def n_right(self, emitted: Sequence[int]) -> int:
         """Return how many tokens of the trunk are what was emitted."""
@@ -102,71 +104,26 @@ class Proposal:
         return n
 
 
-@dataclass(frozen=True, slots=True)
-class DraftStep:
-    """The state, choice and outcome of a step; `--explain` prints it."""
+def learn_step(acceptance: AcceptanceTables, step: DraftStep, outcome: DraftOutcome) -> None:
+    """Count the outcome of `step` in the tables of acceptance.
 
-    rate: float
-    """Tokens a second (or a joule) that the decision was made with."""
-    unit: str
-    """Unit of the rate: "tokens/s" or "tokens/J"."""
-    offered: list[float]
-    """Estimated acceptances of what the suffix store offered first."""
-    n_unread: int | None
-    """Tokens the draft model had not read; None without one."""
-    n_prefilled: int
-    """Tokens the draft model read to be activated."""
-    passes: list[tuple[int, int]]
-    """(tokens read, guesses among them) of each pass of the draft model."""
-    passes_of_tree: list[tuple[str, Tree]]
-    """`Proposal.stages`."""
-    proposed: Tree
-    n_accepted: int
-    n_emitted: int
-    draft_s: float
-    verify_s: float
-
-
-def learn_step(acceptance: AcceptanceTables, proposal: Proposal, outcome: DraftOutcome) -> None:
-    """Count the outcome of `proposal` in the tables of acceptance."""
-    n_right = proposal.n_right(outcome.emitted)
-    _learn_offers(acceptance, proposal.offers, n_right, outcome.emitted)
-    _learn_others(acceptance, proposal.others, n_right, outcome.emitted)
-    _learn_tree(acceptance, proposal.tree, outcome)
-
-
-def _learn_offers(
-    acceptance: AcceptanceTables, offers: Sequence[SuffixOffer], n_trunk: int, emitted: Sequence[int]
-) -> None:
-    """Learn from the suffix store's offers along a trunk, `n_trunk` tokens of which were emitted.
-
-    The emitted tokens show whether any offer was right, also one that was not taken.
+    The emitted tokens show whether any offer of the suffix store was right, or any other likely token of the
+    draft model, also if it was not proposed.
     """
-    for offer in offers:
-        if n_trunk < offer.at:
+    emitted, n_right = outcome.emitted, step.n_right(outcome.emitted)
+    for offer in step.offers:
+        at = offer[0].parent + 1 if offer else 0
+        if n_right < at:
             break
-        for depth, token, bucket in zip(
-            range(offer.at, len(emitted)), offer.tokens, offer.buckets, strict=False
-        ):
-            right = emitted[depth] == token
-            acceptance.learn_offered(depth, bucket, right)
+        for depth, node in zip(range(at, len(emitted)), offer, strict=False):
+            right = emitted[depth] == node.token
+            acceptance.learn_offered(depth, node.bucket, right)
             if not right:
                 break
-
-
-def _learn_others(
-    acceptance: AcceptanceTables,
-    others: Sequence[Sequence[tuple[int, int]]],
-    n_trunk: int,
-    emitted: Sequence[int],
-) -> None:
-    """Learn from the draft model's likeliest tokens at each position of a trunk: (token, bucket).
-
-    They too are compared with what was emitted, proposed or not.
-    """
-    for depth, likeliest in enumerate(others[: min(n_trunk + 1, len(emitted))]):
+    for depth, likeliest in enumerate(step.others[: min(n_right + 1, len(emitted))]):
         for token, bucket in likeliest:
             acceptance.other.learn(depth, bucket, emitted[depth] == token)
+    _learn_tree(acceptance, step.proposed, outcome)
 
 
 def _learn_tree(acceptance: AcceptanceTables, tree: Tree, outcome: DraftOutcome) -> None:

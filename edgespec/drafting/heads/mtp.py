@@ -5,6 +5,7 @@ target's hidden state before t, and says what may follow t. (DeepSeek-V3, arXiv 
 Published models were trained with it, so it drafts well; most programs leave it out when they load the file.
 llama.cpp runs it in a context of its own kind, over the weights of the target.
 
+    MtpDraft    the draft, from the target's file to its sessions
     MtpTarget   a target that is loaded with its head
     MtpHead     that head, which sessions take as a model of its own
 """
@@ -13,9 +14,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgespec.errors import EdgespecError
+from edgespec.decoding.choices import DrafterChoice
+from edgespec.drafting.draft import Draft, NoDraft
+from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.heads.head import HeadDraft, HeadModel
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.backend import llama
 from edgespec.llama.gguf_header import GGUFHeader, read_tensors
 from edgespec.llama.hidden_states import NEXTN, NEXTN_HEAD
+from edgespec.llama.rpc import RemoteLayers
+from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.weights import Model
 
 ARCHITECTURES = frozenset({"qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2"})
@@ -29,12 +37,12 @@ def why_no_mtp(header: GGUFHeader) -> str:
 
     The library ends the process where its own assertions about a head fail, so they are checked here.
     """
-    if header.n_mtp == 0:
+    if header.n_nextn == 0:
         return "its file has no MTP head"
     if header.architecture not in ARCHITECTURES:
         return f"the MTP heads of architecture {header.architecture} are not known here"
-    if header.n_mtp > 1:
-        return f"its MTP head has {header.n_mtp} blocks, and llama.cpp runs one of this architecture"
+    if header.n_nextn > 1:
+        return f"its MTP head has {header.n_nextn} blocks, and llama.cpp runs one of this architecture"
     block = f"blk.{header.n_layer - 1}."
     if not any(tensor.name == f"{block}nextn.eh_proj.weight" for tensor in read_tensors(header)):
         return "its MTP head was left out of the file"
@@ -50,7 +58,7 @@ def why_no_mtp(header: GGUFHeader) -> str:
 class MtpTarget(Model):
     """A target that is loaded with its head, and gives the hidden states that the head reads."""
 
-    _with_mtp = True
+    _with_nextn = True
 
     def __init__(self, header: GGUFHeader, *, kernels: bool) -> None:
         """Load the file of `header`; arguments as for Model.
@@ -70,7 +78,7 @@ class MtpHead(Model):
     It only attends, whatever kind of model the target is.
     """
 
-    is_mtp = takes_states = True
+    takes_states = True
 
     def __init__(self, target: MtpTarget) -> None:
         """Use the head of `target`, which closes it."""
@@ -88,6 +96,11 @@ class MtpHead(Model):
         """The name of the model whose head it is."""
         return f"the MTP head of {self._target.name}"
 
+    def make_context(self, params: llama.llama_context_params) -> llama.llama_context_p | None:
+        """Return a context of the library's own kind for such a head."""
+        params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
+        return super().make_context(params)
+
     def close(self) -> None:
         """Do nothing: the target closes its head's sessions with its own."""
 
@@ -102,10 +115,38 @@ def header_of_head(header: GGUFHeader) -> GGUFHeader:
     read = {tensor.name: tensor.bytes for tensor in [*own, *([output] if output else [])]}
     return replace(
         header,
-        is_mtp=True,
+        is_part=True,
         cache_type="f16",  # whatever the target's is
         n_layer=1,
         n_head_kv=header.n_head_kv[-1:],
         state_bytes=0,
         file_bytes=sum(read.values()),
     )
+
+
+_ON_NODES = "its layers lie on nodes, where the head cannot read them"
+
+
+class MtpDraft(HeadDraft):
+    """The head in the target's own file."""
+
+    why_not = staticmethod(why_no_mtp)
+
+    def without_layers(self, drafter: DrafterChoice) -> Draft:
+        """Return NoDraft. Raises UsageError if the user chose the head."""
+        if drafter == self.name:
+            raise UsageError(f"{self.target_name}: {_ON_NODES}", field="drafter", value=drafter)
+        return NoDraft(self.target_name, _ON_NODES)
+
+    def load_target(self, header: GGUFHeader, *, kernels: bool, remote: RemoteLayers | None) -> Model:
+        """Load the target with its head."""
+        return MtpTarget(header, kernels=kernels)
+
+    def load_model(self, *, kernels: bool) -> Model:
+        """Return the head of the loaded target."""
+        assert isinstance(self.target, MtpTarget)  # noqa: S101 - for the type checker
+        return MtpHead(self.target)
+
+    def open(self, sequences: SequencePool) -> DraftModel:
+        """Return the head of one generation, which reads the target's states beside its tokens."""
+        return HeadModel(sequences.begin([0]), self.features(), n_vocab=self.target.n_vocab)

@@ -1,7 +1,7 @@
-"""A draft head: one block that continues from the target's hidden states, in the place of a draft model.
+"""Draft heads: blocks that continue from the target's hidden states, in the place of a draft model.
 
-It has a file of its own, made here or published (llama/head_file.py), or is in the
-target's own file (llama/mtp.py).
+A head has a file of its own, made here (made.py) or published (published.py), or is in the target's own file
+(mtp.py). It attends to a window of the sequence. Most say a token a pass (`HeadModel`):
 
 Token i is read together with the hidden state of token i - 1. That is the target's own where the target has
 been, and else, along a draft, the head's last one:
@@ -21,72 +21,89 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
-from edgespec.decoding.session import KEPT, Features, Forward, ForwardResult, Inputs, TargetFeatures, n_common
-from edgespec.drafting.draft_model import WindowedModel
-from edgespec.drafting.pace import ANSWER_TOKENS, Pace
-from edgespec.drafting.profile import Clocks
-from edgespec.llama.head_file import Fusion, HeadFile
+from edgespec.decoding.choices import DrafterName
+from edgespec.decoding.session import Features, Forward, ForwardResult, Inputs, TargetFeatures, n_common
+from edgespec.drafting.draft import Draft
+from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.pace import Policy
+from edgespec.errors import UsageError
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
+from edgespec.models.draft_records import paired_draft
 
-_STATES = (32,)
-"""Tokens of a prompt whose hidden states a head reads: with more, no more of its drafts are accepted."""
-_STATES_OWN = (KEPT, 64)
-"""The same of a head in the target's file, which was trained on whole texts: all that are kept, or few."""
-# Of what drafting saves, the share that a head without these states loses: without any of the prompt's, or
-# with that of its last token, which edgespec's kernels leave for nothing (docs/measurements/drafts.md).
-_STATES_SHARE, _STATES_SHARE_AFTER_LAST = 0.12, 0.05
-_PASS_SHARE = 0.5  # of T(1), what dividing the prompt into one more pass costs
-_SMALL = 0.03  # share of reading the prompt, below which only the price and the gain are compared
-_CAUTION = 3.0  # weight of their price over what they save: never slower comes before faster
-_TEMPERATURE_RATIO = 0.5  # a head hardly knows how sure the target is (docs/measurements/drafts.md)
+WINDOW = 1024
+"""Tokens to which a head attends at least, where there are as many. More cost time and room, and no more of
+its tokens are accepted (docs/measurements/drafts.md)."""
+_STEP = WINDOW // 4  # more that it attends to until the oldest are dropped
+_TEMPERATURE_RATIO = 0.5  # a head hardly knows how sure the target is; docs/measurements/drafts.md
 
 
-def states_worth(
-    pace: Pace, target: Model, n_unread: int, n_predict: int | None, *, n_requests: int = 1
-) -> int:
-    """Return for how many of a prompt's last tokens the target's hidden states are worth their cost.
+class HeadDraft(Draft):
+    """A draft that reads the target's hidden states."""
 
-    `n_unread` tokens of the prompt are to be read after those that are known, at most `n_predict` follow. The
-    price is paid before the answer begins, so the states are left out where a usual answer would not gain
-    clearly more and the price is no small part of reading the prompt, or where `n_requests` share the passes
-    and drafting for all of them would not pay. The head then begins with the answer.
+    reads_states = True
+    model: Model
+
+    def restrict(self, policy: Policy, drafter: DrafterName) -> Policy | None:
+        """Return `policy` without guesses of the suffix store, which a head does not check."""
+        return replace(policy, staged=False)
+
+    def writer(self) -> Model:
+        """Raise UsageError: a head writes nothing without its target."""
+        small = paired_draft(self.target_name, writes=True)
+        such_as = f", such as {small}" if small and small != self.name else ""
+        raise UsageError(
+            f"{self.name} is a draft head, which cannot write in a cascade by itself: choose a draft model"
+            f"{such_as}"
+        )
+
+    def features(self) -> TargetFeatures:
+        """Return a place for the target's hidden states along one sequence."""
+        return TargetFeatures(self.target.n_state)
+
+    def timed_rows(self, tokens: Sequence[int]) -> Inputs | None:
+        """Rows of zeros in place of hidden states."""
+        return np.zeros((len(tokens), self.model.n_input), np.float32)
+
+
+class WindowedModel(DraftModel):
+    """A head that attends only to the last tokens: its pass costs the same in a text of any length.
+
+    The oldest go out of its cache, some at a time, and the others stay where they are, so that nothing is
+    read again. That costs acceptance, never exactness.
     """
-    sizes = _STATES if target.hidden_states.all_logits else _STATES_OWN
-    if pace.needs_model:
-        return min(sizes[0], n_unread)
-    if pace.costs.draft is None:
-        return 0
-    plain, speedup = pace.speedup(pace.n_known + n_unread, n_requests)
-    share = _STATES_SHARE_AFTER_LAST if target.leaves_last_states else _STATES_SHARE
-    saved = share * plain * max(0.0, 1.0 - 1.0 / speedup)
-    if not saved:
-        return 0
-    small = _SMALL * pace.costs.target.read(n_unread, pace.n_known)
-    n_tokens = min(n_predict or ANSWER_TOKENS, 2 * ANSWER_TOKENS)
-    for n in sizes:
-        n_wanted = min(n, n_unread)
-        price = _price_of_states(pace.costs, target, n_wanted, plain if n_wanted < n_unread else 0.0)
-        if saved * n_tokens > (price if price < small else _CAUTION * price):
-            return n_wanted
-    return 0
 
+    _session: Session
 
-def _price_of_states(costs: Clocks, target: Model, n: int, one: float) -> float:
-    """Return the cost of the hidden states of `n` tokens of a prompt.
+    @property
+    def n_held(self) -> int:
+        """Tokens in its cache, to which its next pass attends."""
+        return self._session.n_held
 
-    Mostly they need their own pass (`one`: the cost of one over a single token, or 0), and the library
-    computes the logits of each: a sixth of the default target's prefill, which edgespec's kernels leave out.
-    A head in the target's file reads as many tokens.
-    """
-    if not target.hidden_states.all_logits:
-        return costs.draft.read(n, 0) if costs.draft else 0.0
-    price = _PASS_SHARE * one
-    if not target.uses_kernels:
-        n_output = target.n_vocab * target.n_embd
-        price += n * costs.target.read(512, 0) / 512 * n_output / (target.n_params - n_output)
-    return price
+    def make_room(self, n_tokens: int) -> None:
+        """Drop the oldest tokens where a sequence of `n_tokens` is longer than the window by a step.
+
+        Where the model cannot drop them, or too much of the sequence is unread, it starts again from the
+        recent half when its context is full.
+        """
+        session = self._session
+        n_all, n_past = n_tokens - self._offset, session.n_past
+        n_dropped = n_past - session.n_held
+        most = min(self.n_ctx, WINDOW + _STEP)
+        n_drop = n_all - most * WINDOW // (WINDOW + _STEP)
+        if n_all - n_dropped > most and n_drop < n_past and session.drop_first(n_drop):
+            return
+        if n_all - n_dropped > self.n_ctx:
+            self._start_at(n_tokens - self.n_ctx // 2)
+
+    def _go_back(self, n_keep: int) -> bool:
+        """Cut its sequence back to `n_keep` tokens; return False where none of them would be left."""
+        if n_keep <= self._session.n_past - self._session.n_held:
+            return False
+        self._session.rewind(n_keep)
+        return True
 
 
 class HeadModel(WindowedModel):
@@ -104,20 +121,20 @@ class HeadModel(WindowedModel):
         features: TargetFeatures,
         *,
         n_vocab: int,
-        head: HeadFile | None = None,
-        fusion: Fusion | None = None,
+        token_ids: npt.NDArray[np.int64] | None = None,
+        fusion: Callable[[Sequence[int], Features], Inputs] | None = None,
         encode: Callable[[Features], Features] | None = None,
     ) -> None:
         """Draft with `session`, of a cache that takes inputs, from what `features` will hold.
 
-        Only the first `n_vocab` tokens are drafted. `head`: its file, and `fusion` the matrix in it; without
-        them it takes hidden states as they are beside tokens, its own too: the target's as `encode` returns
-        them, if it is given.
+        Only the first `n_vocab` tokens are drafted. `token_ids`: the tokens of its rows of logits, ascending;
+        None: all. `fusion` joins tokens and the states before them to what it takes; without it that is the
+        states as they are, beside tokens, its own too: the target's as `encode` returns them, if it is given.
         """
         super().__init__(session, n_vocab=n_vocab)
-        if head:
-            self.n_vocab = min(n_vocab, head.n_vocab)
-            self._set_tokens(head.token_ids)
+        if token_ids is not None:
+            self.n_vocab = n_vocab
+            self._set_tokens(token_ids)
             self.temperature_ratio = _TEMPERATURE_RATIO
         self._fusion, self._encode = fusion, encode
         self.features = features
@@ -154,21 +171,22 @@ class HeadModel(WindowedModel):
             self._n_true, self._own_at = len(tokens) - 1, -1
 
     def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
-        """Return the pass of `run`, which others may share: its `finish` gives the rows of `run`.
+        """Return the pass over what it has not read; there are no `guesses`.
 
-        Of the tokens to be read, the target's hidden states must be known, but for the last one's
-        predecessor (`follows`). So `guesses` are tokens that the target has read.
+        The target's hidden states must be known, but for the last token's predecessor (`follows`).
         """
+        if guesses:
+            raise ValueError("a head drafts without guesses")
         started = time.perf_counter()
         start = self._find_start()
-        pending = [*tokens[start:], *guesses]
+        pending = tokens[start:]
         if (n_first := len(pending) - self._session.cache.n_features_max) > 0:
             inputs = self._inputs(start, pending[:n_first])
             Forward(self._session, pending[:n_first], 0, inputs=inputs).run()
             start, pending = start + n_first, pending[n_first:]
         inputs = self._inputs(start, pending)
         handled_s = time.perf_counter() - started
-        asked = Forward(self._session, pending, 1 + len(guesses), inputs=inputs, with_features=True)
+        asked = Forward(self._session, pending, inputs=inputs, with_features=True)
         asked.finish = partial(self._finish_read, start + len(pending), handled_s)
         return asked
 
@@ -176,8 +194,7 @@ class HeadModel(WindowedModel):
         if evaluated.features is not None:
             self._own_at, self._own = n_read - 1, evaluated.features[-1:].copy()
         self._n_true = min(n_read, self.features.end + 1)
-        seconds = handled_s + evaluated.seconds
-        return replace(evaluated, rows=evaluated.rows[:, : self._n_row], seconds=seconds)
+        return replace(self._finish(evaluated), seconds=handled_s + evaluated.seconds)
 
     def trim(self, n_tokens: int) -> None:
         """Remove from the cache all but the sequence's first `n_tokens` tokens.

@@ -17,7 +17,6 @@ from edgespec import Engine, SamplingParams
 from edgespec.apps.energy.meter import EnergyMeter, EnergySource
 from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.generate import Generation, logprobs_of
-from edgespec.decoding.records import Step
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import Policy
 from edgespec.drafting.profile import N_MAX, CostCurve, PassCosts, guessed_curve
@@ -75,7 +74,7 @@ def tokens_of(target, draft, params, *, seed=1, n_predict=40, rule="block", prom
     drafter = chain_of(draft, **drafting) if draft else None
     run = Generation(target, drafter, prompt, task_of(params, seed, rule=rule, n_predict=n_predict))
     events = list(run.events())
-    return run.tokens[len(prompt) :], [e for e in events if isinstance(e, Step)]
+    return run.tokens[len(prompt) :], events[1:]
 
 
 def test_a_generation_asks_for_passes_of_the_target_alone(sessions):
@@ -316,7 +315,7 @@ def test_nothing_follows_an_end_of_generation_token_inside_a_draft(sessions, mon
     with Session(target.model, n_ctx=256, n_threads=1) as same:
         drafter = chain_of(same, gamma=6, is_eog=lambda token: token == end)
         run = Generation(target, drafter, PROMPT, task_of(GREEDY, 1, n_predict=30))
-        steps = [e for e in run.events() if isinstance(e, Step)]
+        steps = [*run.events()][1:]
     assert run.tokens[len(PROMPT) :] == plain[: cut + 1]
     assert run.stop_reason == "eog"
     assert steps[-1].tokens[-1] == end
@@ -500,7 +499,7 @@ def test_the_curves_learn_what_passes_take_and_nothing_else(clock, monkeypatch):
     )
     task = task_of(GREEDY, rule="match", n_predict=60, n_logprobs=2, constraint=constraint)
     run = Generation(target, drafter, PROMPT, task)
-    steps = [event for event in run.events() if isinstance(event, Step)]
+    steps = [*run.events()][1:]
     assert len(spent) == 60  # a token each
     assert sum(step.n_accepted for step in steps) > 30
     for curve, one in zip(curves, (0.02, 0.005), strict=True):
@@ -705,7 +704,7 @@ def marks_of(target, draft, **options):
     drafter = chain_of(draft, gamma=2) if draft else None
     run = Generation(target, drafter, PROMPT, task_of(GREEDY, n_predict=12, **options))
     run.mark = marks.append
-    steps = [event for event in run.events() if isinstance(event, Step)]
+    steps = [*run.events()][1:]
     return marks, steps
 
 

@@ -52,7 +52,6 @@ from edgespec.apps.speech.windows import (
 )
 from edgespec.decoding.generate import Generation, Task
 from edgespec.decoding.options import Options
-from edgespec.decoding.records import Step
 from edgespec.decoding.sampling import Coins, SamplingParams
 from edgespec.errors import UsageError
 
@@ -471,9 +470,8 @@ class WindowDecoder:
             n_known=min(session.n_past, len(prompt) - 1),
         )
         started, n_passes = time.perf_counter(), 0
-        for event in generation.events():
-            n_passes += 1
-            if isinstance(event, Step):
+        for n_passes, event in enumerate(generation.events(), 1):
+            if n_passes > 1:  # the first one is of the prompt's end
                 self._stats.steps[event.n_drafted, event.n_accepted] += 1
         seconds = time.perf_counter() - started
         if drafts:

@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -49,8 +49,7 @@ LossMeasure = Literal["tokens", "pass@1"]
 """Unit of a loss: tokens that the target would have written otherwise. Older files have problems, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class ThresholdPoint:
+class ThresholdPoint(msgspec.Struct, frozen=True):
     """Loss and savings of one threshold."""
 
     threshold: float
@@ -65,8 +64,7 @@ class ThresholdPoint:
     """Mean divergence from the target of the model that writes, in nats a token; 0 for the target itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class ThresholdChoice:
+class ThresholdChoice(msgspec.Struct, frozen=True):
     """The threshold of one signal and span, and what it was chosen from."""
 
     signal: Signal
@@ -88,20 +86,21 @@ class ThresholdChoice:
         return Waking(self.signal, self.point.threshold, self.point.window, self.span)
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(msgspec.Struct, frozen=True):
     """The thresholds that were found for a pair, by signal and span."""
 
     target: str
     """`GGUFHeader.fingerprint` of its file."""
     draft: str
-    choices: dict[str, ThresholdChoice] = field(default_factory=dict)
+    choices: dict[str, ThresholdChoice] = msgspec.field(default_factory=dict)
     """The choice for each signal and span, such as "margin 16"."""
     format: int = CALIBRATION_FORMAT
 
     def with_choices(self, choices: Sequence[ThresholdChoice]) -> Calibration:
         """Return the calibration with `choices` in place of older ones of the same signal and span."""
-        return replace(self, choices={**self.choices, **{_choice_name(c.signal, c.span): c for c in choices}})
+        return msgspec.structs.replace(
+            self, choices={**self.choices, **{_choice_name(c.signal, c.span): c for c in choices}}
+        )
 
 
 def calibration_path(target: GGUFHeader, draft: GGUFHeader) -> Path:

@@ -11,13 +11,13 @@ import ctypes
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import jinja2
+import msgspec
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -321,8 +321,7 @@ _NEAREST = {"minimal": "low", "xhigh": "high"}
 """The effort that templates know that lack these."""
 
 
-@dataclass(frozen=True, slots=True)
-class Thinking:
+class Thinking(msgspec.Struct, frozen=True):
     """How much a model is to think: an effort, a number of tokens, or the model's default."""
 
     effort: Effort | None = None

@@ -17,10 +17,10 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -133,8 +133,7 @@ _VERSIONS = (2, 3)
 _MOST_DIMENSIONS, _LONGEST_NAME = 4, 63  # of a tensor, in ggml
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """One key and its value; offsets are in bytes from the file's start."""
 
     key: str
@@ -156,8 +155,7 @@ class Field:
         return self.value is None
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(msgspec.Struct, frozen=True):
     """A tensor's name, shape and type, and where its numbers are."""
 
     name: str
@@ -199,8 +197,7 @@ class TensorInfo:
         return self.rows > 1
 
 
-@dataclass(frozen=True, slots=True)
-class GGUF:
+class GGUF(msgspec.Struct, frozen=True):
     """The metadata of one file. Arrays are read only on request: a token list has megabytes.
 
     If a field's type is not the one asked for, the file is damaged and an EdgespecError is raised.

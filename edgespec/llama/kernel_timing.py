@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from edgespec.errors import EdgespecError
 from edgespec.platform.closing import Closing
@@ -22,8 +23,7 @@ class CPrefetch(ctypes.Structure):
     _fields_ = (("level", ctypes.c_int32), ("bytes", ctypes.c_int64))
 
 
-@dataclass(frozen=True, slots=True)
-class Prefetch:
+class Prefetch(msgspec.Struct, frozen=True):
     """How weights are prefetched; results do not depend on it."""
 
     level: int = 2

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -429,8 +430,7 @@ class KernelStates:
         return by_layer[:, self._places].reshape(self._n_rows, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelCoverage:
+class KernelCoverage(msgspec.Struct, frozen=True):
     """The weights of a model that run on the kernels, in bytes of the file."""
 
     packed: int

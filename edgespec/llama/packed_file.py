@@ -98,8 +98,7 @@ def _folder(magic: bytes = _MAGIC) -> BoundedFolder:
     return BoundedFolder(PACKED_WEIGHTS.path(), PACKED_WEIGHTS.names, magic, lambda found: found.st_atime_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class PackedFile:
+class PackedFile(msgspec.Struct, frozen=True):
     """The place where a model's packed weights are kept, or would be."""
 
     folder: BoundedFolder

@@ -17,10 +17,10 @@ import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from edgespec.errors import UsageError
 from edgespec.llama.kernel_timing import Prefetch
@@ -38,19 +38,17 @@ _CHILD_FILE = Path(__file__).with_name("selftest_child.py")
 _RETEST_S, _REMEASURE_S = 24 * 60 * 60.0, 60 * 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class PrefetchChoice:
+class PrefetchChoice(msgspec.Struct, frozen=True):
     """The chosen way to prefetch weights, and how it was found."""
 
-    prefetch: Prefetch = field(default_factory=Prefetch)
+    prefetch: Prefetch = msgspec.field(default_factory=Prefetch)
     gain: float = 1.0
     """How many times as fast as with the default the products are."""
     reason: str = "it is measured where the result can be stored"
     """Why nothing was measured; "" if it was."""
 
 
-@dataclass(frozen=True, slots=True)
-class SelfTest:
+class SelfTest(msgspec.Struct, frozen=True):
     """The result of a self-test: passed, or why not."""
 
     reason: str
@@ -60,7 +58,7 @@ class SelfTest:
     isa: str
     when: float
     """Seconds since 1970."""
-    choice: PrefetchChoice = field(default_factory=PrefetchChoice)
+    choice: PrefetchChoice = msgspec.field(default_factory=PrefetchChoice)
     """How weights are prefetched."""
     build: str = ""
     """The hash that the result is stored under, of all that packs weights; "" if it cannot be stored."""

@@ -22,10 +22,12 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
+
+import msgspec
+from msgspec.structs import asdict
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.registry import REPO, REVISION, Entry, HubSource, other_parts
@@ -58,8 +60,7 @@ _FILE = re.compile(
 _PAGE = re.compile(r"/(?P<repo>[^/]+/[^/]+)(?:/tree/(?P<revision>[^/]+))?/?")
 
 
-@dataclass(frozen=True, slots=True)
-class HubRepository:
+class HubRepository(msgspec.Struct, frozen=True):
     """A repository of the hub that was named without a file."""
 
     repo: str
@@ -170,8 +171,7 @@ class SourceFailure(Exception):  # noqa: N818 - not an error of edgespec: the ne
     """A source did not deliver; `str()` is the reason in one line."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartState:
+class PartState(msgspec.Struct, frozen=True):
     """The state of a partial file."""
 
     source: str

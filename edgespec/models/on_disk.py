@@ -15,7 +15,6 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -38,8 +37,7 @@ _QUANTIZATION = re.compile(
 _PREFERRED = ("Q4_K_M", "Q8_0")  # as llama.cpp has it, where no quantization is named
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundModel:
+class FoundModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model in a store. Its header has not been read."""
 
     name: str
@@ -68,12 +66,11 @@ def found_entry(model: FoundModel) -> Entry:
     return Entry(name=model.name, path=model.path, sha256=model.sha256, parts=model.parts_sha256)
 
 
-@dataclass(slots=True)
-class Listing:
+class Listing(msgspec.Struct):
     """The models of one or more stores."""
 
-    models: list[FoundModel] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    models: list[FoundModel] = msgspec.field(default_factory=list)
+    problems: list[str] = msgspec.field(default_factory=list)
     """Folders that cannot be looked at, each in one line."""
 
 

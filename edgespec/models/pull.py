@@ -33,12 +33,13 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO, Literal, TypeVar
 
+import msgspec
 from msgspec import structs
+from msgspec.structs import replace
 
 from edgespec.errors import EdgespecError, MessageFn, describe_os_error, silent
 from edgespec.models.hub import (
@@ -243,8 +244,7 @@ Phase = Literal["download", "hash", "quantize", "convert"]
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class PullProgress:
+class PullProgress(msgspec.Struct, frozen=True):
     """The progress of one step of the work on one model."""
 
     name: str
@@ -277,12 +277,11 @@ def is_gguf(path: Path) -> bool:
         return file.read(4) == b"GGUF"
 
 
-@dataclass(frozen=True, slots=True)
-class Puller:
+class Puller(msgspec.Struct, frozen=True):
     """Brings registry entries onto this disk."""
 
-    registry: Registry = field(default_factory=load_registry)
-    store: Store = field(default_factory=Store.default)
+    registry: Registry = msgspec.field(default_factory=load_registry)
+    store: Store = msgspec.field(default_factory=Store.default)
     on_progress: ProgressFn = no_progress
     on_message: MessageFn = silent
     quantize: Callable[..., None] = _quantize
@@ -561,8 +560,7 @@ class Puller:
         return VerifiedFile(path, sha256, expected, problem)
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedFile:
+class VerifiedFile(msgspec.Struct, frozen=True):
     """The result of hashing a present file again."""
 
     path: Path

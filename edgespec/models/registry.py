@@ -13,13 +13,13 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import expand_user, write_atomically
@@ -215,8 +215,7 @@ class _Document(_TomlTable, frozen=True):
     find_drafts: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Registry:
+class Registry(msgspec.Struct, frozen=True):
     """All entries and pairs by name."""
 
     entries: Mapping[str, Entry]

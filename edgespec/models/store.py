@@ -18,11 +18,11 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import asdict
 
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.registry import REVISION_DIGITS, Entry, Registry, other_files
@@ -105,8 +105,7 @@ CONVERTED_TO = ", converted to "
 """Follows the label of the source in the stamp of a model that was converted, and before the type."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(msgspec.Struct, frozen=True):
     """Record of a file in the store, written when it is hashed."""
 
     sha256: str
@@ -118,8 +117,7 @@ class Stamp:
     """For a derived file, the hash of its base."""
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(msgspec.Struct, frozen=True):
     """The directory of models: files, stamps of what was verified, partial downloads."""
 
     root: Path

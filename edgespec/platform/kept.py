@@ -15,7 +15,6 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Literal, TypeAlias, TypeVar
@@ -35,8 +34,7 @@ from edgespec.platform.files import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True):
     """One kind of thing that is kept on disk: where, what for, and whether it may go."""
 
     name: str

@@ -18,10 +18,11 @@ import re
 import resource
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+import msgspec
 
 from edgespec.platform.files import lines_of, text_of
 
@@ -61,8 +62,7 @@ _NEARLY_AS_FAST = 0.7
 """Least part of the fastest core's capacity: less is another kind. Cores of one kind differ by a tenth."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cpu:
+class Cpu(msgspec.Struct, frozen=True):
     """The processor's model name and the names of its features."""
 
     model: str
@@ -205,8 +205,7 @@ _FEW_TASKS = 64
 """Threads that edgespec and llama.cpp may want to start at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(msgspec.Struct, frozen=True):
     """The most that this process may have of something, and how much is taken of it."""
 
     name: str
@@ -324,8 +323,7 @@ _MAPPING = re.compile(
 )  # a line of /proc/PID/maps, read-only
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLeft:
+class MemoryLeft(msgspec.Struct, frozen=True):
     """The memory that a process can still take."""
 
     bytes: int

@@ -9,11 +9,13 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import EntryPoint
 from inspect import getattr_static
 from typing import Any, Literal, Protocol, TypeVar
+
+import msgspec
+from msgspec.structs import asdict, replace
 
 from edgespec.errors import MessageFn, silent
 from edgespec.platform.plugins import PluginError, called, guarded, is_ours, offered, traced
@@ -25,8 +27,7 @@ Phase = Literal["prefill", "draft", "verify", "rest"]
 else."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(msgspec.Struct, frozen=True):
     """The energy of a window of time, or the reason why it is unknown."""
 
     seconds: float
@@ -34,9 +35,9 @@ class Measurement:
     """Gross: all that the source measured, the idle machine's share included. None if unavailable."""
     idle_w: float | None = None
     """Watts of the idle machine by the same source; None if unknown."""
-    domains: Mapping[str, float] = field(default_factory=dict)
+    domains: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Joules by domain, such as package-0 and dram-0; psys (the board) beside these is not in `joules`."""
-    phases: Mapping[str, float] = field(default_factory=dict)
+    phases: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Joules by phase; their sum is `joules`. Empty if nothing was marked."""
     source: str = ""
     """The source's name; "" for none."""

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from threading import RLock
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -42,8 +41,7 @@ sys.exit({function}(*sys.argv[1:]))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ChildExit:
+class ChildExit(msgspec.Struct, frozen=True):
     """How a child process ended: its code, and the last lines it wrote."""
 
     code: int | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -60,7 +59,7 @@ class Children:
         if self.ended.code or not measure:
             return self.ended
         self.n_measured += 1
-        return dataclasses.replace(self.ended, said=msgspec.json.encode(self.choice).decode())
+        return msgspec.structs.replace(self.ended, said=msgspec.json.encode(self.choice).decode())
 
 
 @pytest.fixture
@@ -205,7 +204,7 @@ def test_what_the_answer_depends_on(
     plugin.write_bytes(b"two")
     self_test(plugin, "avx2")
     monkeypatch.setattr(
-        selftest, "read_cpu", lambda: dataclasses.replace(_real_cpu(), flags=frozenset({"avx2"}))
+        selftest, "read_cpu", lambda: msgspec.structs.replace(_real_cpu(), flags=frozenset({"avx2"}))
     )
     self_test(plugin, "avx2")
     other = plugin.with_name("libggml-cpu.so.0")

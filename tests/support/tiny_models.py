@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -258,7 +259,7 @@ def _tensor(name: str, rows: Rows, weights_type: str) -> tuple[TensorInfo, bytes
 def _write(path: Path, fields: list[bytes], tensors: list[tuple[TensorInfo, bytes]]) -> None:
     infos, offset = [], 0
     for info, data in tensors:
-        infos.append(replace(info, offset=offset))
+        infos.append(msgspec.structs.replace(info, offset=offset))
         offset = aligned(offset + len(data))
     head = b"".join([encode_head(len(infos), len(fields)), *fields, *map(encode_tensor_info, infos)])
     try:

@@ -640,11 +640,11 @@ class EnergyMeter(Closing):
         source, start, end = self._source, window.start, self._sums
         unknown = Measurement(seconds, None, self.idle_w, source=self.source)
         if source is None or start is None or window.fault:
-            return replace(unknown, reason=window.fault or self.reason)
+            return msgspec.structs.replace(unknown, reason=window.fault or self.reason)
         gap_s = end.gap_s - start.gap_s
         if gap_s > MOST_GAP * seconds:
             reason = f"{source.name} gave no samples for {gap_s:.1f} s of {seconds:.1f} s"
-            return replace(unknown, reason=reason, gap_s=gap_s)
+            return msgspec.structs.replace(unknown, reason=reason, gap_s=gap_s)
         # Samples of power take time: the window lies between the first and the last.
         span_s = end.at - start.at
         share = 1.0 if source.counts or span_s <= 0 else min(1.0, seconds / span_s)
@@ -659,8 +659,8 @@ class EnergyMeter(Closing):
             phases[phase], before = phases.get(phase, 0.0) + sum(counted), after
         joules = sum(phases.values())
         if source.counts and joules == 0 and seconds > _MOVES_IN_S:
-            return replace(unknown, reason=f"{source.name} stood still for {seconds:.1f} s")
-        return replace(
+            return msgspec.structs.replace(unknown, reason=f"{source.name} stood still for {seconds:.1f} s")
+        return msgspec.structs.replace(
             unknown,
             joules=joules,
             domains=dict(zip(source.domains, spent(start, end), strict=True)),

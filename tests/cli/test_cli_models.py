@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from edgespec.apps.bench.quantizations import BITS
 from edgespec.apps.forge.commands import quantize as quantize_module
 from edgespec.apps.forge.commands.quantize import quantize_command
 from edgespec.apps.forge.importance import CHUNK
@@ -18,7 +19,6 @@ from edgespec.errors import EdgespecError
 from edgespec.llama.quantize import QUANT_TYPES
 from edgespec.models import pull, registry
 from edgespec.models.draft_records import record_file
-from edgespec.models.quantizations import BITS
 from edgespec.models.registry import load_registry, user_models_file
 from edgespec.models.resolve import resolve
 from hub_server import FakeServer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from edgespec.apps.bench.quantizations import FileFacts
 from edgespec.apps.bench.runs import PLAIN, AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved, Run
-from edgespec.models.quantizations import FileFacts
 from edgespec.platform.metering import Measurement
 
 CATEGORIES = ("code", "chat", "summary", "translation")

@@ -40,6 +40,7 @@ import numpy.typing as npt
 
 from edgespec.apps.bench.machine import Facts
 from edgespec.apps.bench.measure import BenchSettings, CellTask, KeptCells, MeasuredCell, reports_of
+from edgespec.apps.bench.quantizations import ModelFile
 from edgespec.apps.bench.runs import (
     PLAIN,
     AccuracyScore,
@@ -64,7 +65,6 @@ from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory
 from edgespec.models.hub import check_disk
-from edgespec.models.quantizations import ModelFile
 from edgespec.models.store import sha256_of
 from edgespec.platform.processes import answer, say
 

@@ -18,12 +18,12 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
+from edgespec.apps.bench.quantizations import FileFacts
 from edgespec.decoding.choices import DrafterChoice, DrafterName, Signal
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.options import SPAN, Options, Span, Waking
 from edgespec.drafting.plugin import find_drafter
 from edgespec.errors import UsageError
-from edgespec.models.quantizations import FileFacts
 from edgespec.platform.files import own_file, write_atomically
 from edgespec.platform.machine import BUSY
 from edgespec.platform.metering import Measurement

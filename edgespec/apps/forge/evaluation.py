@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from edgespec.apps.bench.measure import BenchSettings, CellTask, KeptCells
+from edgespec.apps.bench.quantizations import ModelFile, model_file
 from edgespec.apps.bench.runs import PLAIN, Run, Variant
 from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.bench.summary import VariantComparison, compare
@@ -38,7 +39,6 @@ from edgespec.models.draft_records import (
     read_record,
     write_record,
 )
-from edgespec.models.quantizations import ModelFile, model_file
 from edgespec.models.resolve import resolve
 from edgespec.models.store import sha256_of
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from edgespec.apps.bench.quantizations import model_file
 from edgespec.apps.forge.data_stage import RejectedTexts, evaluation_prompts, tokens_wanted, write_texts
 from edgespec.apps.forge.dataset import BUILT_IN, READ, Dataset, DatasetTarget, TrainingText
 from edgespec.apps.forge.draft_store import DraftStore, check_draft_name
@@ -46,7 +47,6 @@ from edgespec.llama.weights import Model
 from edgespec.models.draft_records import DraftRecord, drafts_for, read_record
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
 from edgespec.models.hub import check_disk, format_size
-from edgespec.models.quantizations import model_file
 from edgespec.models.resolve import resolve
 from edgespec.models.store import sha256_of
 from edgespec.platform.files import replacing, write_atomically

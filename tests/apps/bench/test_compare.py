@@ -14,9 +14,9 @@ from edgespec.apps.bench import measure as room
 from edgespec.apps.bench import runs as kept_runs
 from edgespec.apps.bench.compare import MTP, NO_DRAFT, SUFFIX, Combination, Comparison
 from edgespec.apps.bench.measure import BenchSettings
+from edgespec.apps.bench.quantizations import ModelFile
 from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome, Cell, parse_variants
 from edgespec.apps.bench.suites import Prompt, Suite
-from edgespec.models.quantizations import ModelFile
 from edgespec.platform.processes import ReportingChild
 from tiny_gguf import N_WORDS, write_tiny_gguf
 from tiny_states import tiny

@@ -11,11 +11,11 @@ import pytest
 from edgespec import Engine
 from edgespec.apps.bench.compare import LONGEST_ANSWER, NO_DRAFT, Comparison, TextTask, arithmetic, groups
 from edgespec.apps.bench.measure import BenchSettings, generate
+from edgespec.apps.bench.quantizations import ModelFile
 from edgespec.apps.bench.runs import PLAIN_VARIANT, AccuracyScore, parse_variants
 from edgespec.apps.bench.suites import Prompt, Suite
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.quantize import quantize
-from edgespec.models.quantizations import ModelFile
 from tiny_gguf import write_tiny_gguf
 
 TEXT = "the cat and the other dog ran in the rain; on and on it went, as the sun was out. " * 20

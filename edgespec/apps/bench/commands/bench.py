@@ -23,10 +23,10 @@ from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
     from edgespec.apps.bench.measure import BenchSettings, LlamaCpp
+    from edgespec.apps.bench.quantizations import FileFacts
     from edgespec.apps.bench.runs import BenchmarkOutcome, Run
     from edgespec.engine.engine import Engine
     from edgespec.engine.model_choice import ChosenModels
-    from edgespec.models.quantizations import FileFacts
 
 _PEERS = "Peers"
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
@@ -224,7 +224,7 @@ def _models(engine: Engine, of_peers: Iterable[Path | None]) -> list[FileFacts]:
 
     Their names differ even if those of the files are equal.
     """
-    from edgespec.models.quantizations import model_file
+    from edgespec.apps.bench.quantizations import model_file
 
     names = [engine.target_name]
     if engine.draft and engine.draft_name and not engine.draft.header.is_part:

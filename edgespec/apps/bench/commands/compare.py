@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edgespec.apps.bench.compare import Comparison
     from edgespec.apps.bench.machine import Facts
     from edgespec.apps.bench.measure import BenchSettings
-    from edgespec.models.quantizations import ModelFile
+    from edgespec.apps.bench.quantizations import ModelFile
 
 
 @option_group()
@@ -148,8 +148,8 @@ def compare_command(
     """
     from edgespec.apps.bench.commands.report import write_results
     from edgespec.apps.bench.compare import Comparison
+    from edgespec.apps.bench.quantizations import parse_types
     from edgespec.apps.bench.runs import names_in
-    from edgespec.models.quantizations import parse_types
     from edgespec.platform.machine import default_threads
 
     outputs.check()
@@ -258,7 +258,7 @@ def find_models(
     Pulls what is missing, and makes the quantizations that are. Raises UsageError and EdgespecError.
     """
     from edgespec.apps.bench.compare import WORDS
-    from edgespec.models.quantizations import ModelFile, model_file
+    from edgespec.apps.bench.quantizations import ModelFile, model_file
 
     drafting = [name for name in drafts if name not in WORDS]
     pull_named(*targets, *drafting)
@@ -277,7 +277,7 @@ def find_models(
 
 
 def _targets(names: Sequence[str], types: Sequence[str]) -> list[ModelFile]:
-    from edgespec.models.quantizations import model_file, variants
+    from edgespec.apps.bench.quantizations import model_file, variants
 
     if not types:
         return [model_file(name) for name in names]

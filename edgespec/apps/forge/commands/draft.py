@@ -215,8 +215,8 @@ def _request(
     evaluation: EvaluationOptions,
     compute: ThreadsAndKernels,
 ) -> DraftRequest:
+    from edgespec.apps.bench.quantizations import parse_types
     from edgespec.apps.forge.request import DraftRequest
-    from edgespec.models.quantizations import parse_types
 
     asked: dict[str, Any] = {**vars(data), **vars(training)}
     for name in ("data_tokens", "tokens"):

@@ -112,8 +112,8 @@ def quantize_command(  # noqa: PLR0913 - a user's options
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of paths.")] = False,
 ) -> None:
     """Make other quantizations of a model: SOURCE-TYPE.gguf for each type, or the file named by -o."""
+    from edgespec.apps.bench.quantizations import expected_bytes, parse_types
     from edgespec.apps.forge.importance import read_importance
-    from edgespec.models.quantizations import expected_bytes, parse_types
 
     types = parse_types(type_, "type")
     importance = read_importance(imatrix) if imatrix else None

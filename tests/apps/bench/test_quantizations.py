@@ -5,8 +5,7 @@ from __future__ import annotations
 import gguf
 import pytest
 
-from edgespec.errors import UsageError
-from edgespec.models.quantizations import (
+from edgespec.apps.bench.quantizations import (
     ModelFile,
     expected_bytes,
     model_file,
@@ -14,6 +13,7 @@ from edgespec.models.quantizations import (
     quantization_in,
     variants,
 )
+from edgespec.errors import UsageError
 from edgespec.models.registry import Entry, load_registry, user_models_file
 from edgespec.models.store import Stamp, Store, hash_file
 from tiny_gguf import write_tiny_gguf

@@ -38,7 +38,7 @@ _OF_THE_CORE: dict[str, str] = {
 _TOOLS = ("pytest", "hypothesis", "gguf")
 
 PATIENT = "import sys, edgespec.llama.selftest; edgespec.llama.selftest.TIMEOUT_S = 600.0\n"
-"""The self-test has 20 s, enough on a processor. In the emulator it is given more; its verdict is kept."""
+"""The self-test has 30 s, enough on a processor. In the emulator it is given more; its verdict is kept."""
 _PYTEST = PATIENT + "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 

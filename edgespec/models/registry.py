@@ -360,9 +360,9 @@ def _in_words(message: str, value: Any, known: Iterable[str]) -> str:  # noqa: A
 
 
 _FIELDS = [
-    one.encode_name
+    name
     for table in (_Document, Entry, PairNames, HubSource, WheelsSource, Derivation, ModelShape)
-    for one in msgspec.structs.fields(table)
+    for name in table.__struct_encode_fields__
 ]
 
 

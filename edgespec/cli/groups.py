@@ -71,13 +71,6 @@ def option_group(panel: str = "") -> Callable[[type[G]], type[G]]:
     """
 
     def group(cls: type[G]) -> type[G]:
-        hints = get_type_hints(cls, include_extras=True) if panel else {}
-        for name in cls.__annotations__.keys() & hints.keys():
-            kind, *extras = get_args(hints[name]) or (hints[name],)
-            if extras and isinstance(extras[0], OptionInfo) and extras[0].rich_help_panel is None:
-                option = copy(extras[0])  # which other groups may have, too
-                option.rich_help_panel = panel
-                cls.__annotations__[name] = Annotated[kind, option]
         made = dataclass(frozen=True, kw_only=True)(cls)
         made.__panel__ = panel or None  # type: ignore[attr-defined]
         return made
@@ -194,7 +187,21 @@ def _expanded(
         if (row := _row(field)) is not None:
             kind, given = (list[str] | None, None) if row.parse else (kind, given)
             kind = Annotated[kind, listed(field.name, panel=panel)]
+        else:
+            kind = _in_panel(hint, field.name, kind)
         yield from _expanded(field.name, kind, given, panel)
+
+
+def _in_panel(group: type, name: str, kind: Any) -> Any:  # noqa: ANN401 - types
+    """Return the type of an option, with the panel of the class that declares it unless it names another."""
+    option = next((one for one in get_args(kind) if isinstance(one, OptionInfo)), None)
+    owner = next(one for one in group.__mro__ if name in vars(one).get("__annotations__", ()))
+    panel = vars(owner).get("__panel__")
+    if option is None or panel is None or option.rich_help_panel is not None:
+        return kind
+    option = copy(option)  # which other groups may have, too
+    option.rich_help_panel = panel
+    return Annotated[get_args(kind)[0], option]
 
 
 def _row(field: Field[Any]) -> Option | None:

@@ -90,7 +90,7 @@ def shown(panel: str, example: str) -> Callable[[C], C]:
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:
     """Return `command` with a parameter for each option of its groups, as typer needs it."""
-    hints = get_type_hints(command, include_extras=True)
+    hints = _hints(command)
     wanted = {name: hints[name] for name in inspect.signature(command).parameters}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
@@ -109,7 +109,7 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
 
 def as_words(group: Any) -> Iterator[str]:  # noqa: ANN401 - an option group
     """Yield the options of a group that are not at their defaults, as a command line has them."""
-    hints = get_type_hints(type(group), include_extras=True)
+    hints = _hints(type(group))
     for field in fields(group):
         value = getattr(group, field.name)
         if is_dataclass(hints[field.name]):
@@ -123,7 +123,7 @@ def as_words(group: Any) -> Iterator[str]:  # noqa: ANN401 - an option group
 
 def flat_options(group: type) -> Iterator[tuple[str, Any, OptionInfo]]:
     """Yield name, type and description of each option of a group and of those in it."""
-    hints = get_type_hints(group, include_extras=True)
+    hints = _hints(group)
     for field in fields(group):
         if is_dataclass(hints[field.name]):
             yield from flat_options(hints[field.name])
@@ -170,6 +170,11 @@ def _is_given(option: str, values: Mapping[str, Any]) -> bool:
     return is_draftless(found) if wanted == "draftless" else is_plugin(found)
 
 
+@functools.cache
+def _hints(described: Any) -> dict[str, Any]:  # noqa: ANN401 - a group or a command
+    return get_type_hints(described, include_extras=True)
+
+
 def _expanded(
     name: str,
     hint: Any,  # noqa: ANN401 - a type
@@ -180,7 +185,7 @@ def _expanded(
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
         return
     panel = getattr(hint, "__panel__", panel)
-    hints = get_type_hints(hint, include_extras=True)
+    hints = _hints(hint)
     for field in fields(hint):
         given = inspect.Parameter.empty if field.default is MISSING else field.default
         kind = hints[field.name]
@@ -211,7 +216,7 @@ def _row(field: Field[Any]) -> Option | None:
 def _made(name: str, hint: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a type, and one of it
     if not is_dataclass(hint):
         return values[name]
-    hints = get_type_hints(hint, include_extras=True)
+    hints = _hints(hint)
     made: dict[str, Any] = {}
     for field in fields(hint):
         value, row = _made(field.name, hints[field.name], values), _row(field)

@@ -18,6 +18,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import partial
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import typer
@@ -45,6 +46,9 @@ EXCLUSIVE = (
 
 _FIELDS = {"--continue": "continues", "MODEL": "model"}
 _NEGATED = {"--no-cache": "cache", "--no-accuracy": "accuracy"}
+
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(partial(get_type_hints, include_extras=True))
+"""Returns the types of a group's options, or of a command's parameters."""
 
 R = TypeVar("R")
 G = TypeVar("G")
@@ -170,11 +174,6 @@ def _is_given(option: str, values: Mapping[str, Any]) -> bool:
     return is_draftless(found) if wanted == "draftless" else is_plugin(found)
 
 
-@functools.cache
-def _hints(described: Any) -> dict[str, Any]:  # noqa: ANN401 - a group or a command
-    return get_type_hints(described, include_extras=True)
-
-
 def _expanded(
     name: str,
     hint: Any,  # noqa: ANN401 - a type
@@ -197,7 +196,7 @@ def _expanded(
         yield from _expanded(field.name, kind, given, panel)
 
 
-def _in_panel(group: type, name: str, kind: Any) -> Any:  # noqa: ANN401 - types
+def _in_panel(group: Any, name: str, kind: Any) -> Any:  # noqa: ANN401 - types
     """Return the type of an option, with the panel of the class that declares it unless it names another."""
     option = next((one for one in get_args(kind) if isinstance(one, OptionInfo)), None)
     owner = next(one for one in group.__mro__ if name in vars(one).get("__annotations__", ()))

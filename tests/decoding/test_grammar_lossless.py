@@ -6,28 +6,18 @@ over sequences is known exactly, and characters are forced that can be written i
 
 from __future__ import annotations
 
-from collections import Counter
-from functools import cache
-from itertools import chain
+from functools import cache, partial, reduce
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from constrained_runs import ConstrainedTarget, Runs, check_that_the_seed_decides, forced_draft
 from edgespec.decoding.constraint import Constraint
-from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.tree import Position
-from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import Policy
-from edgespec.drafting.suffix import SuffixDrafts
-from edgespec.drafting.tree_drafter import TreeDrafter
-from reference import filtered_probs
-from toy_models import chi_square_p_value
-from toy_paces import POLICIES, FixedPolicy, RandomPace, cases, curves, pace_of, soon_drafting
-from toy_sessions import ToySession
-from toy_tasks import task_of
+from toy_paces import POLICIES, FixedPolicy, RandomPace, cases, soon_drafting
 
 pytestmark = pytest.mark.proof
 
@@ -127,81 +117,28 @@ def constrain(params, kind=Constraint):
     return kind(Automaton, V, is_eog=lambda t: t == END, banned=banned)
 
 
-class Runs:
-    """Generations of one drafter, one after the other."""
-
-    def __init__(
-        self, clock, params, policy, rule, *, scheduler=soon_drafting, kind=Constraint, masks_draft=True
-    ):
-        self.clock = clock
-        self.params, self.rule, self.kind, self.masks_draft = params, rule, kind, masks_draft
-        self.clocks = curves()
-        self.scheduler = scheduler(policy or Policy(), self.clocks)
-        self.policy = policy
-        self.suffix = SuffixDrafts(1024)
-        self.totals = Counter()
-
-    def run(self, seed, n_predict=LENGTH):
-        constraint = constrain(self.params, self.kind)
-        drafter = None
-        if self.policy:
-            drafter = TreeDrafter(
-                self.scheduler,
-                suffix=self.suffix,
-                model=DraftModel(
-                    ToySession(toy_logits(102), V, clock=self.clock, cost=lambda n: 0.001), n_vocab=V
-                ),
-                is_eog=lambda t: t == END,
-                clocks=self.clocks,
-                constraint=constraint if self.masks_draft else None,
-            )
-        generation = Generation(
-            ToySession(toy_logits(2), V, is_eog=lambda t: t == END, clock=self.clock, cost=lambda n: 0.05),
-            drafter,
-            PROMPT,
-            task_of(self.params, seed, rule=self.rule, n_predict=n_predict, constraint=constraint),
-        )
-        list(generation.events())
-        if drafter:
-            self.totals.update({source: accepted for source, (_, accepted) in drafter._totals.items()})
-        return tuple(generation.tokens[len(PROMPT) :])
-
-
-def expected(params):
-    """Every sequence that may be emitted, with its probability."""
-
-    def spread(sequence, state, chance):
-        if len(sequence) == LENGTH or sequence[-1:] == (END,):
-            yield sequence, chance
-            return
-        row = toy_logits(2)((*PROMPT, *sequence)).copy()
-        row[~may_follow(state)] = -np.inf
-        for token, p in enumerate(filtered_probs(row, params, (*PROMPT, *sequence))):
-            if p > 0:
-                yield from spread((*sequence, token), after(state, token), chance * p)
-
-    return dict(spread((), 0, 1.0))
-
-
-def p_value(runs, n):
-    counts = Counter(runs.run(seed) for seed in range(n))
-    wanted = expected(runs.params)
-    keys = list(dict.fromkeys(chain(wanted, counts)))
-    return chi_square_p_value(
-        np.array([counts[key] for key in keys], float), n * np.array([wanted.get(key, 0.0) for key in keys])
+def target_of(params, kind=Constraint):
+    return ConstrainedTarget(
+        toy_logits,
+        V,
+        PROMPT,
+        LENGTH,
+        params,
+        partial(constrain, params, kind),
+        lambda text: np.flatnonzero(may_follow(reduce(after, text, 0))),
     )
 
 
 def test_the_expected_sequences_are_all_there_are():
     for params in PARAMS.values():
-        assert sum(expected(params).values()) == pytest.approx(1.0)
+        assert sum(target_of(params).expected().values()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("name", "rule"), cases(POLICIES))
 def test_every_policy_is_exact(clock, name, rule):
     scheduler = RandomPace if name == "random" else soon_drafting
-    runs = Runs(clock, PARAMS["warm"], POLICIES.get(name, Policy()), rule, scheduler=scheduler)
-    assert p_value(runs, N_RUNS) > 1e-4
+    runs = Runs(clock, target_of(PARAMS["warm"]), POLICIES.get(name, Policy()), rule, scheduler=scheduler)
+    assert runs.p_value(N_RUNS) > 1e-4
     assert sum(runs.totals.values()) > N_RUNS / 10, "little was accepted: it proves little"
     assert runs.totals["forced"] > N_RUNS / 20
 
@@ -211,41 +148,25 @@ def test_every_policy_is_exact(clock, name, rule):
     [("filtered", "block"), ("penalties", "block"), ("banned", "block"), ("penalties", "chain")],
 )
 def test_a_grammar_and_filters_are_exact(clock, name, rule):
-    runs = Runs(clock, PARAMS[name], Policy(), rule, scheduler=RandomPace)
-    assert p_value(runs, N_RUNS) > 1e-4
+    runs = Runs(clock, target_of(PARAMS[name]), Policy(), rule, scheduler=RandomPace)
+    assert runs.p_value(N_RUNS) > 1e-4
 
 
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_a_draft_that_knows_no_grammar_is_exact(clock, rule):
-    runs = Runs(
-        clock, PARAMS["warm"], FixedPolicy(suffix=False, staged=False, gamma=3), rule, masks_draft=False
-    )
-    assert p_value(runs, N_RUNS) > 1e-4
+    policy = FixedPolicy(suffix=False, staged=False, gamma=3)
+    runs = Runs(clock, target_of(PARAMS["warm"]), policy, rule, masks_draft=False)
+    assert runs.p_value(N_RUNS) > 1e-4
 
 
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_a_row_that_is_not_masked_is_caught(clock, rule):
     policy = FixedPolicy(suffix=False, staged=False, gamma=3)
-    runs = Runs(clock, PARAMS["warm"], policy, rule, kind=Forgetful, masks_draft=False)
+    runs = Runs(clock, target_of(PARAMS["warm"], Forgetful), policy, rule, masks_draft=False)
     try:
-        assert p_value(runs, N_RUNS) < 1e-6
+        assert runs.p_value(N_RUNS) < 1e-6
     except AssertionError as error:
         assert "impossible" in str(error)
-
-
-@pytest.mark.parametrize("name", PARAMS)
-def test_with_the_match_rule_the_text_is_a_function_of_the_seed(clock, name):
-    params = PARAMS[name]
-    plain = Runs(clock, params, None, "match")
-    others = [Runs(clock, params, policy, "match") for policy in POLICIES.values()]
-    others.append(Runs(clock, params, Policy(), "match", scheduler=RandomPace))
-    texts = set()
-    for seed in range(25):
-        text = plain.run(seed, 24)
-        texts.add(text)
-        assert [runs.run(seed, 24) for runs in others] == [text] * len(others)
-    assert len(texts) > 10
-    assert all(runs.totals["forced"] for runs in others)
 
 
 def test_forced_text_is_written_with_the_longest_tokens_but_for_the_last():
@@ -284,26 +205,11 @@ def test_a_constraint_finds_its_way_between_any_paths(paths, n_emitted):
             assert np.array_equal(np.isfinite(masked), may_follow(state))
 
 
+@pytest.mark.parametrize("name", PARAMS)
+def test_with_the_match_rule_the_text_is_a_function_of_the_seed(clock, name):
+    check_that_the_seed_decides(clock, target_of(PARAMS[name]), 24)
+
+
 def test_the_draft_model_does_not_run_where_the_text_is_forced():
     """All of a text but its end is forced."""
-    steps = []
-    clocks = curves()
-    scheduler = pace_of(Policy(suffix=False, staged=False), clocks)
-    model = ToySession(toy_logits(102), V)
-    constraint = constrain(PARAMS["warm"])
-    constraint.advance([2, 0])
-    drafter = TreeDrafter(
-        scheduler,
-        suffix=None,
-        model=DraftModel(model, n_vocab=V),
-        is_eog=lambda t: t == END,
-        clocks=clocks,
-        on_step=steps.append,
-        constraint=constraint,
-    )
-    drafter.begin((*PROMPT, 2, 0), sampled=True, n_predict=None)
-    sampler = PARAMS["warm"].sampler(V, drafter.n_max)
-    position = Position(sampler, recent=lambda _: np.zeros(0, np.int32), coins=lambda n: [0.5] * n)
-    tree = drafter.draft((*PROMPT, 2, 0), 1, position)
-    assert [(node.token, node.source) for node in tree] == [(4, "forced")]
-    assert not any(drafter._step.passes)
+    assert forced_draft(target_of(PARAMS["warm"]), [2, 0], 1) == [4]

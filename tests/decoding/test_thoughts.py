@@ -5,28 +5,18 @@ A thought is between < and >. A token has a character or two, so that a marker m
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cache
-from itertools import chain
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoding.generate import Generation
+from constrained_runs import ConstrainedTarget, Runs, check_that_the_seed_decides, forced_draft
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.thoughts import ThoughtConstraint, ThoughtLimit, ThoughtMatcher
-from edgespec.decoding.tree import Position
-from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import Policy
-from edgespec.drafting.suffix import SuffixDrafts
-from edgespec.drafting.tree_drafter import TreeDrafter
-from reference import filtered_probs
-from toy_models import chi_square_p_value
-from toy_paces import POLICIES, RandomPace, cases, curves, pace_of, soon_drafting
-from toy_sessions import ToySession
-from toy_tasks import task_of
+from toy_paces import POLICIES, RandomPace, cases, soon_drafting
 
 PIECES = (b"<", b">", b"a", b"b", b"<a", b"b>", b" ", b"")
 END = len(PIECES) - 1
@@ -83,56 +73,16 @@ def toy_logits(seed):
     return logits
 
 
-class Runs:
-    """Generations of one drafter, one after the other."""
-
-    def __init__(self, clock, policy, rule, *, scheduler=soon_drafting, begun=False):
-        self.clock, self.policy, self.rule, self.begun = clock, policy, rule, begun
-        self.clocks = curves()
-        self.scheduler = scheduler(policy or Policy(), self.clocks)
-        self.suffix = SuffixDrafts(1024)
-        self.totals = Counter()
-
-    def run(self, seed, n_predict=LENGTH):
-        constraint = ThoughtConstraint(limit_of(begun=self.begun), ToyModel())
-        drafter = None
-        if self.policy:
-            model = ToySession(toy_logits(102), V, clock=self.clock, cost=lambda n: 0.001)
-            drafter = TreeDrafter(
-                self.scheduler,
-                suffix=self.suffix,
-                model=DraftModel(model, n_vocab=V),
-                is_eog=lambda t: t == END,
-                clocks=self.clocks,
-                constraint=constraint,
-            )
-        generation = Generation(
-            ToySession(toy_logits(2), V, is_eog=lambda t: t == END, clock=self.clock, cost=lambda n: 0.05),
-            drafter,
-            PROMPT,
-            task_of(PARAMS, seed, rule=self.rule, n_predict=n_predict, constraint=constraint),
-        )
-        list(generation.events())
-        if drafter:
-            self.totals.update({source: accepted for source, (_, accepted) in drafter._totals.items()})
-        return tuple(generation.tokens[len(PROMPT) :])
-
-
-def expected(begun):
-    """Every sequence that may be emitted, with its probability."""
-
-    def spread(sequence, chance):
-        if len(sequence) == LENGTH or sequence[-1:] == (END,):
-            yield sequence, chance
-            return
-        row = np.full(V, -np.inf, np.float32)
-        allowed = [*may_follow(sequence, begun)]
-        row[allowed] = toy_logits(2)((*PROMPT, *sequence))[allowed]
-        for token, p in enumerate(filtered_probs(row, PARAMS, (*PROMPT, *sequence))):
-            if p > 0:
-                yield from spread((*sequence, token), chance * p)
-
-    return dict(spread((), 1.0))
+def target_of(begun):
+    return ConstrainedTarget(
+        toy_logits,
+        V,
+        PROMPT,
+        LENGTH,
+        PARAMS,
+        lambda: ThoughtConstraint(limit_of(begun=begun), ToyModel()),
+        lambda text: may_follow(text, begun),
+    )
 
 
 @pytest.mark.proof
@@ -140,27 +90,14 @@ def expected(begun):
 @pytest.mark.parametrize(("name", "rule"), cases(["auto", "staged, gamma 2"]))
 def test_every_policy_is_exact(clock, name, rule, begun):
     scheduler = RandomPace if name == "random" else soon_drafting
-    runs = Runs(clock, POLICIES.get(name, Policy()), rule, scheduler=scheduler, begun=begun)
-    counts = Counter(runs.run(seed) for seed in range(N_RUNS))
-    wanted = expected(begun)
-    keys = list(dict.fromkeys(chain(wanted, counts)))
-    seen = np.array([counts[key] for key in keys], float)
-    assert chi_square_p_value(seen, N_RUNS * np.array([wanted.get(key, 0.0) for key in keys])) > 1e-4
+    runs = Runs(clock, target_of(begun), POLICIES.get(name, Policy()), rule, scheduler=scheduler)
+    assert runs.p_value(N_RUNS) > 1e-4
     assert runs.totals["forced"] > N_RUNS / 20
 
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_with_the_match_rule_the_text_is_a_function_of_the_seed(clock, begun):
-    plain = Runs(clock, None, "match", begun=begun)
-    others = [Runs(clock, policy, "match", begun=begun) for policy in POLICIES.values()]
-    others.append(Runs(clock, Policy(), "match", scheduler=RandomPace, begun=begun))
-    texts = set()
-    for seed in range(25):
-        text = plain.run(seed, 20)
-        texts.add(text)
-        assert [runs.run(seed, 20) for runs in others] == [text] * len(others)
-    assert len(texts) > 10
-    assert all(runs.totals["forced"] for runs in others)
+    check_that_the_seed_decides(clock, target_of(begun), 20)
 
 
 @settings(deadline=None)
@@ -189,25 +126,7 @@ def test_what_may_follow_is_the_rule_of_the_text(paths, emitted, begun):
 
 
 def test_the_end_is_one_draft_that_costs_no_pass_of_the_draft_model():
-    clocks = curves()
-    scheduler = pace_of(Policy(suffix=False, staged=False), clocks)
-    constraint = ThoughtConstraint(limit_of(), ToyModel())
-    constraint.advance([0, 3, 3])  # "<bb"
-    drafter = TreeDrafter(
-        scheduler,
-        suffix=None,
-        model=DraftModel(ToySession(toy_logits(102), V), n_vocab=V),
-        is_eog=lambda t: t == END,
-        clocks=clocks,
-        constraint=constraint,
-    )
-    drafter.begin((*PROMPT, 0, 3, 3), sampled=True, n_predict=None)
-    position = Position(
-        PARAMS.sampler(V, drafter.n_max), recent=lambda _: np.zeros(0, np.int32), coins=lambda n: [0.5] * n
-    )
-    tree = drafter.draft((*PROMPT, 0, 3, 3), 3, position)
-    assert [(node.token, node.source) for node in tree] == [(token, "forced") for token in END_OF_THOUGHT]
-    assert not any(drafter._step.passes)
+    assert forced_draft(target_of(begun=False), [0, 3, 3], 3) == [*END_OF_THOUGHT], 'after "<bb"'
 
 
 def written_to_the_end(matcher, tokens):

@@ -198,6 +198,7 @@ class KVCache(Closing):
         a state one may also end with tokens of its part before the tree, or become empty. Raises CacheFull,
         EdgespecError if the model has no hidden states to give, and as `Session.eval`.
         """
+        self.require_open()
         started = time.perf_counter()
         with_features = any(part.with_features for part in parts)
         for part in parts:

@@ -249,7 +249,7 @@ def test_of_a_pass_for_hidden_states_only_the_wanted_logits_are_computed(
                 whole = session.eval(TOKENS[:20], n_logits=20).copy()
                 assert np.array_equal(result.rows, whole[20 - n_logits :])
                 found.append(result.features)
-            monkeypatch.setattr(cache._decoder, "_plugin", None)  # all of them
+            monkeypatch.setattr(cache, "_plugin", None)  # all of them
         assert all(np.array_equal(states, found[0]) for states in found)
         both = [Forward(first, TOKENS[20:25], with_features=True), Forward(second, TOKENS[20:24], 2)]
         assert [len(result.rows) for result in cache.forward(both)] == [1, 2]

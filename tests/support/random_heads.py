@@ -19,10 +19,6 @@ def matrix_of(reader: gguf.GGUFReader, *names: str) -> np.ndarray:
     return gguf.quants.dequantize(found.data, found.tensor_type).astype(np.float32)
 
 
-def field_of(reader: gguf.GGUFReader, key: str) -> int:
-    return int(reader.fields[key].contents())
-
-
 def write_random_head(
     path: Path,
     target: Path,

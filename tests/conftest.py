@@ -112,12 +112,12 @@ class _StoredDurations:
         self._setups: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        test = _test_of(report.nodeid)
-        if report.when == "setup" and report.processor_s >= 1.0:
+        test, seconds = _test_of(report.nodeid), getattr(report, "processor_s", 0.0)  # of a worker that died
+        if report.when == "setup" and seconds >= 1.0:
             file = test.partition("::")[0]
-            self._setups[file] = max(self._setups[file], report.processor_s)
+            self._setups[file] = max(self._setups[file], seconds)
         else:
-            self._seconds[test] += report.processor_s
+            self._seconds[test] += seconds
 
     def pytest_sessionfinish(self) -> None:
         ran = {*self._seconds, *(test.partition("::")[0] for test in self._seconds)}

@@ -22,9 +22,10 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
+
+from msgspec.structs import replace
 
 from edgespec.cli.console import INTERRUPTED, message, print_error
 from edgespec.cli.progress import PullDisplay

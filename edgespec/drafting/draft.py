@@ -39,9 +39,6 @@ from edgespec.platform.closing import Closing
 if TYPE_CHECKING:
     from edgespec.drafting.draft_search import DraftSearch
 
-OWN_HEADS = "edgespec.own_heads"
-"""The entry points of kinds of heads in a target's own file."""
-
 OTHER_VOCABULARY = "other-vocabulary"
 """The kind of draft for a model whose vocabulary is not the target's."""
 
@@ -255,7 +252,7 @@ class OwnHead(Protocol):
 
 def own_heads() -> dict[str, OwnHead]:
     """Return the kinds of heads in a target's own file, by the word that asks for each."""
-    return {word: plugins.load(OWN_HEADS, word) for word in plugins.offered(OWN_HEADS)}
+    return {word: plugins.load(plugins.OWN_HEADS, word) for word in plugins.offered(plugins.OWN_HEADS)}
 
 
 def own_head(target_name: str, target: GGUFHeader) -> Draft | str:
@@ -281,7 +278,7 @@ def find_draft(search: DraftSearch, draft: ModelRef | None, drafter: DrafterChoi
         own = own_head(target_name, target)
         if isinstance(own, Draft):
             return own
-        if drafter in plugins.offered(OWN_HEADS):
+        if drafter in plugins.offered(plugins.OWN_HEADS):
             raise UsageError(f"{target_name}: {own}", field="drafter", value=drafter)
         found = search.find() if drafter == "auto" else None
         if found is None:

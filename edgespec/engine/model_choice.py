@@ -19,7 +19,7 @@ from edgespec.models.draft_records import drafts_for, is_here, paired_draft
 from edgespec.models.registry import DEFAULT_VARIABLE, Entry, load_registry, user_models_file
 from edgespec.models.resolve import ModelRef, locate
 from edgespec.models.store import Store
-from edgespec.platform.plugins import offered
+from edgespec.platform.plugins import OWN_HEADS, load, offered
 
 # ---- models that have a drafting head in their own file ----
 
@@ -29,14 +29,14 @@ def has_own_head(model: Path | Entry) -> bool:
     file = model if isinstance(model, Path) else Store.default().file(model)
     if not file.is_file():
         return isinstance(model, Entry) and model.mtp
-    # Not at the top: these load the library, and the command line imports this module for completion.
-    from edgespec.drafting.draft import Draft, own_head
+    # Not at the top: it loads the library, and the command line imports this module for completion.
     from edgespec.llama.gguf_header import check_model_file
 
     try:
-        return isinstance(own_head(file.stem, check_model_file(file)), Draft)
+        header = check_model_file(file)
     except EdgespecError:
         return False  # whoever loads it says what is wrong with it
+    return any(not load(OWN_HEADS, word).why_not(header) for word in offered(OWN_HEADS))
 
 
 # ---- the choice ----
@@ -79,7 +79,7 @@ def choose_refs(
         None if target is None else str(target), None if draft is None else str(draft), writes=writes
     )
     chosen = ModelRef(name)
-    own_head = drafter in offered("edgespec.own_heads")
+    own_head = drafter in offered(OWN_HEADS)
     if own_head and draft is not None:
         raise UsageError(f"the target's own head drafts: leave out {draft}", field="drafter", value=drafter)
     if is_draftless(drafter) or own_head:

@@ -16,7 +16,7 @@ from edgespec.decoding.options import Options, Waking
 from edgespec.decoding.records import Mode
 from edgespec.decoding.sampling import Coins
 from edgespec.decoding.thoughts import ThoughtConstraint, ThoughtLimit
-from edgespec.drafting.draft import OWN_HEADS, check_target, find_draft
+from edgespec.drafting.draft import check_target, find_draft
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.draft_search import DraftSearch
 from edgespec.drafting.pace import Policy
@@ -57,7 +57,7 @@ from edgespec.models.resolve import model_header
 from edgespec.models.store import sha256_of
 from edgespec.platform.closing import Closing
 from edgespec.platform.machine import available_bytes, default_threads
-from edgespec.platform.plugins import offered
+from edgespec.platform.plugins import OWN_HEADS, offered
 from edgespec.platform.turns import IdleTime
 
 # ---- the pair ----

@@ -32,6 +32,8 @@ from edgespec.errors import EdgespecError, UsageError
 DEBUG = "EDGESPEC_DEBUG"
 """The environment variable with which tracebacks are shown; `--debug` sets it, for child processes too."""
 
+OWN_HEADS = "edgespec.own_heads"
+
 _LONGEST = 300  # characters of what an error says
 _OURS, _PYTHON = f"{Path(__file__).parents[1]}{os.sep}", f"{Path(os.__file__).parent}{os.sep}"
 _PACKAGES = f"{os.sep}site-packages{os.sep}"

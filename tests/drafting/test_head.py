@@ -16,7 +16,8 @@ from edgespec.decoding.options import Options, Waking
 from edgespec.decoding.session import KEPT, Forward, TargetFeatures
 from edgespec.drafting.draft import states_worth
 from edgespec.drafting.heads.head import HeadModel
-from edgespec.drafting.heads.made import Fusion, read_head
+from edgespec.drafting.heads.head_file import read_head
+from edgespec.drafting.heads.made import Fusion
 from edgespec.drafting.heads.matrices import TargetEmbeddings
 from edgespec.drafting.pace import Policy
 from edgespec.errors import EdgespecError, UsageError

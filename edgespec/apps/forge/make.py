@@ -39,7 +39,7 @@ from edgespec.apps.forge.training.batches import MOST, N_DRAFTED, BatchSize
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
 from edgespec.apps.forge.vocabulary_ranking import Ids, rank, read_vocabulary, renew
 from edgespec.drafting.draft import check_target
-from edgespec.drafting.heads.made import read_head
+from edgespec.drafting.heads.head_file import read_head
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, MessageFn, UsageError
 from edgespec.llama.gguf_header import check_model_file

@@ -13,7 +13,7 @@ from edgespec.apps.forge.training.head import HeadFamily, HeadRollout, divergenc
 from edgespec.apps.forge.training.loop import starts
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.decoding.session import Forward
-from edgespec.drafting.heads.made import read_head
+from edgespec.drafting.heads.head_file import read_head
 from edgespec.drafting.heads.matrices import TargetEmbeddings
 from edgespec.errors import UsageError
 from edgespec.llama.gguf import to_floats

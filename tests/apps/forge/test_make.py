@@ -15,7 +15,7 @@ from edgespec.apps.forge.dataset import Dataset, DatasetTarget
 from edgespec.apps.forge.draft_store import DraftStore, delete_dataset, remove_draft
 from edgespec.apps.forge.make import LEAST_GAIN, MakeRun, make
 from edgespec.apps.forge.request import DraftRequest, StageContext
-from edgespec.drafting.heads.made import read_head
+from edgespec.drafting.heads.head_file import read_head
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import read_header

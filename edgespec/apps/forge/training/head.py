@@ -35,7 +35,7 @@ from jax import Array
 from edgespec.apps.forge.dataset import TrainingText
 from edgespec.apps.forge.training.batches import EmbedFn, TrainingBatch
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
-from edgespec.drafting.heads.made import (
+from edgespec.drafting.heads.head_file import (
     FUSION_OFFSET,
     FUSION_TYPE,
     N_VOCAB,

@@ -16,12 +16,12 @@ from rich.text import Text
 
 from edgespec.cli.console import OpenLine, WordWrap, err, out, print_line
 from edgespec.decoding.records import FROM, Origin, PromptProgress, Result, Token
-from edgespec.decoding.tree import Tree, dump
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from edgespec.cli.options import Explanation
+    from edgespec.decoding.tree import Tree
     from edgespec.drafting.step import DraftStep
     from edgespec.llama.weights import Model
     from edgespec.platform.metering import Measurement
@@ -181,6 +181,8 @@ class ExplainedSteps:
         line = f"step {self._n}: {'; '.join(known)} -> {'; '.join(chosen) or 'nothing'} -> {got}"
         err.print(line)
         if self._explanation == "ir":
+            from edgespec.decoding.tree import dump  # numpy with it
+
             before: Tree = ()
             for name, tree in step.passes_of_tree or [("drafted", step.proposed)]:
                 if tree != before:

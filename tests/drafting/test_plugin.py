@@ -671,6 +671,7 @@ def test_the_page_has_a_complete_one(tiny_path):
     assert result.token_ids == plain.token_ids
     names["test_my_drafters_are_exact"]()
     check_drafter(names["Echo"], length=3, long=20)
-    (project,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-    assert tomllib.loads(project)["project"]["entry-points"]["edgespec.drafters"]
+    projects = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    groups = [*tomllib.loads("".join(projects))["project"]["entry-points"]]
+    assert groups == ["edgespec.drafters", "edgespec.drafts"]
     check_drafter("edgespec.drafting.suffix:NgramDrafter", length=3)

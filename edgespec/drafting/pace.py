@@ -98,6 +98,8 @@ class OtherTexts(NamedTuple):
     """Tokens of theirs that are always in the target's pass."""
     rate: float = 0.0
     """Tokens a second (or a joule) that they make."""
+    sharing: float = 1.0
+    """The share of them that is in a draft model's pass, where one is made."""
 
 
 MAX_UNREAD = N_MAX
@@ -125,6 +127,8 @@ class Pace:
 
     rests = False
     """Whether nothing is drafted in the steps to come (`BatchPace`)."""
+    has_run = False
+    """Whether the draft model ran in its last step."""
     n_known = 0
     """Tokens of the prompt that nobody had to read, since they were in the cache."""
 
@@ -188,7 +192,8 @@ class Pace:
         self._n_past, self._n_pending = n_past, n_pending
         costs, draft = self.costs.target.at(n_past), self.costs.draft
         self.verify_costs = self._shared(costs, n_pending + self.others.n_tokens)
-        self._passes = alike(draft.at(n_draft), 1 + self.others.n_texts) if draft else [0.0] * (N_MAX + 1)
+        n_drafting = 1 + round(self.others.sharing * self.others.n_texts)
+        self._passes = alike(draft.at(n_draft), n_drafting) if draft else [0.0] * (N_MAX + 1)
         self.rate = max(self.own_rate, 1.0 / self.verify_costs[1]) + self.others.rate
         self._again: list[float] = []  # tokens that are lost if one is rejected after that many drafted ones
         if self.policy.rereads:
@@ -221,6 +226,7 @@ class Pace:
         made[:] = [
             (1.0 - 1.0 / _STEPS) * so_far + more for so_far, more in zip(made, (n_emitted, cost), strict=True)
         ]
+        self.has_run = bool(passes)
         self._n_emitted += n_emitted
         self._n_steps += 1
         if self._n_steps % _STEPS == 0:
@@ -491,6 +497,7 @@ class BatchPace:
         """Begin with drafts; `clocks` say what a pass without them takes."""
         self._clocks = clocks
         self._beside = 0.0  # seconds of a step that drafts nothing beside its pass
+        self._sharing = 1.0  # of the texts, how many others a text drafts with: few do where few are sure
         self._found: dict[int, int] = {}  # by number of texts: the last rest, where drafts did not pay
         self._begin(0)
 
@@ -514,13 +521,16 @@ class BatchPace:
         """Tell each pace before a step what the others have in it; `n_prefilled`: tokens of prompts."""
         n_all = sum(writer.n_pending for writer in writers) + n_prefilled
         rates = []
+        if n_ran := sum(1 for pace, _, _ in writers if pace and pace.has_run):
+            self._sharing += _WEIGHT * ((n_ran - 1) / max(1, len(writers) - 1) - self._sharing)
         for pace, _, n_past in writers:
             plain = 1.0 / self._clocks.target.seconds(n_all, n_past)
             rates.append(max(pace.own_rate, plain) if pace else plain)
         for (pace, n_pending, _), rate in zip(writers, rates, strict=True):
             if pace:
                 pace.rests = len(writers) > 1 and self.rests and pace.gamma is None and not pace.in_joules
-                pace.others = OtherTexts(len(writers) - 1, n_all - n_pending, sum(rates) - rate)
+                others = len(writers) - 1, n_all - n_pending, sum(rates) - rate
+                pace.others = OtherTexts(*others, sharing=self._sharing)
 
     def learn(self, n_texts: int, n_made: int, seconds: float, n_past: int) -> None:
         """Count a step of `seconds` in which `n_texts` wrote `n_made` tokens after `n_past` each."""

@@ -411,6 +411,18 @@ def test_each_text_pays_an_equal_part_of_what_all_add(base, m):
     assert pace.verify_costs[1:33] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("sharing", "drafts"), [(1.0, True), (0.0, False)])
+def test_a_text_that_drafts_by_itself_pays_the_whole_pass(sharing, drafts):
+    """The draft model's pass takes as long for one text as for four."""
+    costs = [0.0, *(0.02 + 0.0005 * n for n in range(1, N_MAX + 1))]
+    pace = pace_with(costs=costs)
+    for _ in range(100):
+        pace.acceptance.next.learn(0, 7, 1.0)
+    pace.others = OtherTexts(3, 3, 3 / costs[4], sharing=sharing)
+    pace.start_step(100)
+    assert (pace.next(1.0, 0, 1, [], 7) is not None) == drafts
+
+
 def pace_with(policy=Policy(), costs=OURS, draft=0.008):  # noqa: B008 - frozen
     draft = PassCosts(curve_of([0.0, *[draft] * N_MAX])) if draft else None
     return started(pace_of(policy, (PassCosts(curve_of(costs)), draft)))

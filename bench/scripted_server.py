@@ -40,9 +40,9 @@ def follow(script: Path) -> None:
         return run(self, tokens, replace(options, grammar=Grammar.from_choice(model, [text])), **rest)
 
     async def recorded(self: Any) -> Any:  # noqa: ANN401 - JSON
-        is_first = self.read is None
         body = await read(self)
-        if is_first:
+        if self.scope.setdefault("recorded", self) is self:  # it is read by several, each with a request
+            self.scope["recorded"] = None
             record(".requests", {"path": self.url.path, "headers": dict(self.headers), "body": body})
         return body
 

@@ -234,7 +234,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _installed_packages() -> Iterator[None]:
     """What a test installs, no other one sees."""
     yield
-    plugins.offered.cache_clear()
+    plugins.groups.cache_clear()
 
 
 @pytest.fixture

@@ -250,15 +250,11 @@ class OwnHead(Protocol):
         """Return the draft; `name` is the word of `--drafter` that asks for it."""
 
 
-def own_heads() -> dict[str, OwnHead]:
-    """Return the kinds of heads in a target's own file, by the word that asks for each."""
-    return {word: plugins.load(plugins.OWN_HEADS, word) for word in plugins.offered(plugins.OWN_HEADS)}
-
-
 def own_head(target_name: str, target: GGUFHeader) -> Draft | str:
     """Return the draft that is the head in the target's own file, or in a few words why there is none."""
     reasons = []
-    for word, head in own_heads().items():
+    heads: dict[str, OwnHead] = plugins.load_all(plugins.OWN_HEADS)
+    for word, head in heads.items():
         if not (reason := head.why_not(target)):
             return head(target_name, word)
         reasons.append(reason)
@@ -287,7 +283,7 @@ def find_draft(search: DraftSearch, draft: ModelRef | None, drafter: DrafterChoi
     name, path = draft.name, resolve(draft)
     with named_as(name, path):
         header = read_header(path)
-        kind = plugins.load(DRAFTS, header.draft_kind) if header.draft_kind else PlainDraft
+        kind = plugins.load(DRAFTS, offered) if (offered := header.draft_kind) else PlainDraft
         made: Draft = kind(target_name, name, header)
         made.check(target)
     return made

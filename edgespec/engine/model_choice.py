@@ -19,7 +19,7 @@ from edgespec.models.draft_records import drafts_for, is_here, paired_draft
 from edgespec.models.registry import DEFAULT_VARIABLE, Entry, load_registry, user_models_file
 from edgespec.models.resolve import ModelRef, locate
 from edgespec.models.store import Store
-from edgespec.platform.plugins import OWN_HEADS, load, offered
+from edgespec.platform.plugins import OWN_HEADS, load_all, offered
 
 # ---- models that have a drafting head in their own file ----
 
@@ -36,7 +36,7 @@ def has_own_head(model: Path | Entry) -> bool:
         header = check_model_file(file)
     except EdgespecError:
         return False  # whoever loads it says what is wrong with it
-    return any(not load(OWN_HEADS, word).why_not(header) for word in offered(OWN_HEADS))
+    return not all(head.why_not(header) for head in load_all(OWN_HEADS).values())
 
 
 # ---- the choice ----

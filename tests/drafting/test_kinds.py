@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from edgespec import Engine, SamplingParams
 from edgespec.drafting.draft import PlainDraft
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import DRAFTS, check_complete_file
-from edgespec.platform import plugins
+from other_package import offer
 from tiny_gguf import write_tiny_gguf
 
 PACKAGE = Path(edgespec.__file__).parent
@@ -71,10 +70,7 @@ GREEDY = SamplingParams(temperature=0.0)
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     """Writes a draft of that kind, which a package offers."""
-    others = plugins.entry_points
-    mine = {DRAFTS: [EntryPoint("mine", f"{__name__}:Mine", DRAFTS)]}
-    monkeypatch.setattr(plugins, "entry_points", lambda group: mine.get(group) or others(group=group))
-    plugins.offered.cache_clear()
+    offer(monkeypatch, "mine", f"{__name__}:Mine", DRAFTS)
     return lambda n_layer: write_tiny_gguf(tmp_path / "mine.gguf", extra={"mine.n_layer": n_layer}, n_layer=1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
@@ -21,4 +22,13 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, entries: str, sour
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{python_path()}")
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "their_package", raising=False)
-    plugins.offered.cache_clear()
+    plugins.groups.cache_clear()
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, name: str, place: str, group: str) -> None:
+    """Let a package that is installed offer MODULE:NAME, its `place`, in a group, for this process."""
+    every = plugins.entry_points()
+    points = [point for one in every.groups for point in every.select(group=one)]
+    also = EntryPoints([EntryPoint(name, place, group), *points])
+    monkeypatch.setattr(plugins, "entry_points", lambda: also)
+    plugins.groups.cache_clear()

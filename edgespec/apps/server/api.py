@@ -316,8 +316,8 @@ def create_app(
     add_infill(app, reader, answerer)
     add_tokenizer(app, engine.target, service)
     add_props(app, engine, worker, service)
-    for name in plugins.offered(DIALECTS):
-        plugins.load(DIALECTS, name)(app, reader, answerer)
+    for add in plugins.load_all(DIALECTS).values():
+        add(app, reader, answerer)
     refuse_routes(app, VECTOR_ROUTES, NO_VECTORS)
     if speech:
         add_audio(app, speech, log)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 
 from chat_templates import FAMILIES
-from edgespec.platform import plugins
+from other_package import offer
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
 
@@ -18,12 +17,8 @@ from tiny_gguf import write_tiny_gguf
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("lines") / "tiny.gguf"
-    point = EntryPoint("lines", "lines_dialect:add", "edgespec.dialects")
     with pytest.MonkeyPatch.context() as patched:
-        others = plugins.entry_points
-        named = {"edgespec.dialects": [point]}
-        patched.setattr(plugins, "entry_points", lambda group: named.get(group) or others(group=group))
-        plugins.offered.cache_clear()
+        offer(patched, "lines", "lines_dialect:add", "edgespec.dialects")
         with serving(write_tiny_gguf(path, seed=1, chat_template=FAMILIES["hermes"])) as running:
             yield running
 

@@ -24,7 +24,7 @@ from edgespec.apps.server.api_errors import (
     new_request_id,
 )
 from edgespec.apps.server.names import ALIAS, RequestedModel
-from edgespec.apps.server.request_fields import RequestPart, ToolName, check_needed
+from edgespec.apps.server.request_fields import RequestPart, ToolName, check_needed, without_nulls
 from edgespec.apps.server.request_reader import PreparedRequest, RequestReader
 from edgespec.apps.server.request_schema import ChatRequest
 from edgespec.apps.server.streaming import Answerer
@@ -93,7 +93,7 @@ class Block(RequestPart):
     def _is_whole(cls, given: Any) -> Any:  # noqa: ANN401 - whatever the client sent
         if not isinstance(given, dict):
             return given
-        given = {name: value for name, value in given.items() if value is not None}
+        given = without_nulls(given)
         kind, source = given.get("type"), given.get("source")
         check_needed(given, _NEEDED, "content")
         if kind in ("document", "search_result") and isinstance(source, dict) != (kind == "document"):

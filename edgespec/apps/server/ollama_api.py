@@ -39,7 +39,7 @@ from edgespec.apps.server.ollama_answers import (
     nothing_asked,
     rfc3339,
 )
-from edgespec.apps.server.request_fields import RequestPart, ignore
+from edgespec.apps.server.request_fields import RequestPart, ignore, without_nulls
 from edgespec.apps.server.request_reader import (
     PreparedRequest,
     RequestReader,
@@ -78,7 +78,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ApiError for an option that cannot be honoured.
     """
-    values = {name: value for name, value in given.items() if value is not None}
+    values = without_nulls(given)
     if values.get("mirostat"):
         raise _fault("mirostat", "mirostat is not here: leave it out, or send 0")
     ignore(f"options.{name}" for name in values if name not in HONOURED)

@@ -76,6 +76,11 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]+$")]
 """The name of a tool, of any length: clients join it of those of a server and its tool."""
 
 
+def without_nulls(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that have a value: one of null is as one that was left out."""
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def check_needed(given: Mapping[str, Any], needed: Mapping[str, Iterable[str]], what: str) -> None:
     """Raise ValueError if a part of a request lacks a field that its type needs; `what` names it."""
     for name in needed.get(str(given.get("type")), ()):

@@ -19,6 +19,7 @@ from edgespec.apps.server.request_fields import (
     RequestPart,
     ToolName,
     ignore,
+    without_nulls,
 )
 from edgespec.decoding.choices import DrafterName
 from edgespec.decoding.option_table import GENERATION, LARGEST_INT, MAX_GAMMA, MAX_LOGPROBS
@@ -64,7 +65,7 @@ def as_read(message: Mapping[str, Any]) -> dict[str, Any]:
 
     Values that no server sends, such as a number for the content, stay for the validation to refuse.
     """
-    read = {name: value for name, value in message.items() if value is not None}
+    read = without_nulls(message)
     thoughts = [found for name in _THOUGHTS if (found := _text_of(read.get(name)))]
     if isinstance(content := read.get("content"), list):
         kinds = [(_kind(part), part) for part in content]

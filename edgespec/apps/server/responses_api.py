@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from edgespec.apps.server.answer_events import AnswerCall, AnswerEvent, EventWriter
 from edgespec.apps.server.api_errors import ApiError, checked
 from edgespec.apps.server.json_routes import refuse_routes
-from edgespec.apps.server.request_fields import ignore
+from edgespec.apps.server.request_fields import ignore, without_nulls
 from edgespec.apps.server.request_reader import PreparedRequest, RequestReader, read_sampling
 from edgespec.apps.server.request_schema import ChatRequest
 from edgespec.apps.server.response_schema import Usage
@@ -241,7 +241,7 @@ def _chat(body: ResponsesRequest, items: Sequence[Item], tools: ReadTools) -> Ch
         "response_format": form.model_dump(by_alias=True, exclude_none=True) if form else None,
     }
     fields = body.model_dump(include=_SAME_FIELDS, exclude_none=True) | tools.fields
-    fields |= {name: value for name, value in given.items() if value is not None}
+    fields |= without_nulls(given)
     return checked(ChatRequest, fields | {"messages": _messages(body.instructions, items, tools.names)})
 
 

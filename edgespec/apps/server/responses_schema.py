@@ -17,6 +17,7 @@ from edgespec.apps.server.request_fields import (
     RequestPart,
     ToolName,
     check_needed,
+    without_nulls,
 )
 from edgespec.apps.server.request_schema import ResponseFormat, SpeculativeOptions
 from edgespec.decoding.option_table import GENERATION, MAX_LOGPROBS
@@ -95,7 +96,7 @@ class Item(ItemPart):
     def _is_whole(cls, given: Any) -> Any:  # noqa: ANN401 - whatever the client sent
         if not isinstance(given, dict):
             return given
-        given = {name: value for name, value in given.items() if value is not None}
+        given = without_nulls(given)
         if "role" in given:
             given = {"type": "message", **given}
         check_needed(given, _NEEDED, "an item")

@@ -41,8 +41,8 @@ def follow(script: Path) -> None:
 
     async def recorded(self: Any) -> Any:  # noqa: ANN401 - JSON
         body = await read(self)
-        if self.scope.setdefault("recorded", self) is self:  # it is read by several, each with a request
-            self.scope["recorded"] = None
+        if not self.scope.get("recorded"):  # several read it, each by a request of its own
+            self.scope["recorded"] = True
             record(".requests", {"path": self.url.path, "headers": dict(self.headers), "body": body})
         return body
 

@@ -127,7 +127,7 @@ class Pace:
 
     rests = False
     """Whether nothing is drafted in the steps to come (`BatchPace`)."""
-    has_run = False
+    used_model = False
     """Whether the draft model ran in its last step."""
     n_known = 0
     """Tokens of the prompt that nobody had to read, since they were in the cache."""
@@ -226,7 +226,7 @@ class Pace:
         made[:] = [
             (1.0 - 1.0 / _STEPS) * so_far + more for so_far, more in zip(made, (n_emitted, cost), strict=True)
         ]
-        self.has_run = bool(passes)
+        self.used_model = bool(passes)
         self._n_emitted += n_emitted
         self._n_steps += 1
         if self._n_steps % _STEPS == 0:
@@ -521,7 +521,7 @@ class BatchPace:
         """Tell each pace before a step what the others have in it; `n_prefilled`: tokens of prompts."""
         n_all = sum(writer.n_pending for writer in writers) + n_prefilled
         rates = []
-        if n_ran := sum(1 for pace, _, _ in writers if pace and pace.has_run):
+        if n_ran := sum(1 for pace, _, _ in writers if pace and pace.used_model):
             self._sharing += _WEIGHT * ((n_ran - 1) / max(1, len(writers) - 1) - self._sharing)
         for pace, _, n_past in writers:
             plain = 1.0 / self._clocks.target.seconds(n_all, n_past)

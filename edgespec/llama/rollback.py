@@ -222,7 +222,7 @@ class Rollback:
 #             tokens can be taken back, but fewer than the pass had: the state before it is not among them
 #             (the library says yes to that as well, and continues from an older one). Only once after a pass:
 #             then another pass must come. 1 + n states of memory for each sequence; only some architectures
-#             (recurrent.SNAPSHOTS).
+#             (gguf_header.SNAPSHOTS).
 # marks       A spare sequence is told to share the state (`llama_memory_seq_cp`). The next pass sees that it
 #             is shared, reads it where it is and writes the new one to another place: nothing is copied and
 #             nothing is computed twice. A state of memory for each mark; all architectures.

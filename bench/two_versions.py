@@ -39,6 +39,8 @@ def work(n_predict: int, temperature: float, n_clients: int) -> None:
     ):
         print("ready", flush=True)
         for line in sys.stdin:
+            for engine in (alone, many):
+                engine.forget()  # or every round repeats the texts of the one before
             started = time.perf_counter()
             if line.strip() == "clients":
                 prompts = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(n_clients)]

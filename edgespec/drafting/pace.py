@@ -97,7 +97,9 @@ class OtherTexts(NamedTuple):
     n_tokens: int = 0
     """Tokens of theirs that are always in the target's pass."""
     rate: float = 0.0
-    """Tokens a second (or a joule) that they make."""
+    """Tokens a second (or a joule) that they make, and that those make whose prompts are read."""
+    n_reading: int = 0
+    """Texts, beside these, whose prompts are read."""
     sharing: float = 1.0
     """The share of them that is in a draft model's pass, where one is made."""
 
@@ -176,7 +178,7 @@ class Pace:
         self.acceptance.begin()
         self.start_step(n_past)
         for made in self._made.values():
-            made[:] = _STEPS / 4, _STEPS / 4 * self.verify_costs[1]
+            made[:] = _STEPS / 4, _STEPS / 4 * self._plain
         self.rate = self.others.rate + self.own_rate
 
     def start_step(
@@ -194,7 +196,8 @@ class Pace:
         self.verify_costs = self._shared(costs, n_pending + self.others.n_tokens)
         n_drafting = 1 + round(self.others.sharing * self.others.n_texts)
         self._passes = alike(draft.at(n_draft), n_drafting) if draft else [0.0] * (N_MAX + 1)
-        self.rate = max(self.own_rate, 1.0 / self.verify_costs[1]) + self.others.rate
+        (self._plain,) = extended(costs, [1 + self.others.n_texts + self.others.n_reading])
+        self.rate = max(self.own_rate, 1.0 / self._plain) + self.others.rate
         self._again: list[float] = []  # tokens that are lost if one is rejected after that many drafted ones
         if self.policy.rereads:
             read = extended(costs, range(n_pending + 1, n_pending + N_MAX + 1))
@@ -517,20 +520,25 @@ class BatchPace:
         """Whether nothing is to be drafted in the next step."""
         return self._n_left > 0
 
-    def share(self, writers: Sequence[Writer], n_prefilled: int = 0) -> None:
-        """Tell each pace before a step what the others have in it; `n_prefilled`: tokens of prompts."""
-        n_all = sum(writer.n_pending for writer in writers) + n_prefilled
-        rates = []
+    def share(self, writers: Sequence[Writer], n_reading: int = 0, n_prefilled: int = 0) -> None:
+        """Tell each pace before a step what the others have in it.
+
+        `n_reading`: texts whose prompts are read, with `n_prefilled` tokens. To hold them up costs as much as
+        to hold up those that are written.
+        """
+        n_texts, n_all = len(writers) + n_reading, sum(writer.n_pending for writer in writers) + n_prefilled
         if n_ran := sum(1 for pace, _, _ in writers if pace and pace.used_model):
             self._sharing += _WEIGHT * ((n_ran - 1) / max(1, len(writers) - 1) - self._sharing)
+        rates = []
         for pace, _, n_past in writers:
-            plain = 1.0 / self._clocks.target.seconds(n_all, n_past)
+            plain = 1.0 / self._clocks.target.seconds(n_texts, n_past)
             rates.append(max(pace.own_rate, plain) if pace else plain)
+        all_rates = sum(rates) * n_texts / max(1, len(writers))
         for (pace, n_pending, _), rate in zip(writers, rates, strict=True):
             if pace:
-                pace.rests = len(writers) > 1 and self.rests and pace.gamma is None and not pace.in_joules
-                others = len(writers) - 1, n_all - n_pending, sum(rates) - rate
-                pace.others = OtherTexts(*others, sharing=self._sharing)
+                pace.rests = n_texts > 1 and self.rests and pace.gamma is None and not pace.in_joules
+                others = len(writers) - 1, n_all - n_pending, all_rates - rate
+                pace.others = OtherTexts(*others, n_reading, self._sharing)
 
     def learn(self, n_texts: int, n_made: int, seconds: float, n_past: int) -> None:
         """Count a step of `seconds` in which `n_texts` wrote `n_made` tokens after `n_past` each."""

@@ -165,9 +165,9 @@ class Batcher:
     def _share(self) -> None:
         """Tell the pace of each request what the others have in the next pass."""
         writers = [request for request in self._requests if not request.is_reading]
-        n_prefilled = PREFILL_CHUNK if len(writers) < len(self._requests) else 0
+        reading = [request.n_pending for request in self._requests if request.is_reading]
         shares = [Writer(request.pace, request.n_pending, request.n_past) for request in writers]
-        self._pace.share(shares, n_prefilled)
+        self._pace.share(shares, len(reading), min(PREFILL_CHUNK, sum(reading)))
 
     # ---- the target's pass ----
 

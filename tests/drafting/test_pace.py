@@ -399,6 +399,18 @@ def test_many_draft_only_where_that_pays_for_all(n_texts, drafts):
     assert (texts[0].next(1.0, 0, 1, [], 0) == ModelAction(0)) == drafts
 
 
+def test_passes_that_read_prompts_do_not_make_time_cheap():
+    """A drafted token holds up the prompts' texts too, which will be written as fast as all others."""
+    costs = curve_of([0.0, *(0.01 * n for n in range(1, N_MAX + 1))])
+    clocks = Clocks(PassCosts(costs), None)
+    batch, texts = BatchPace(clocks), [pace_of(Policy(), clocks) for _ in range(2)]
+    for n_pending in (30, 1):  # the end of the prompt, then one token each
+        batch.share([Writer(pace, n_pending, 100) for pace in texts], n_reading=6, n_prefilled=64)
+        for pace in texts:
+            pace.begin(100, 500)
+            assert pace.rate == pytest.approx(8 / clocks.target.seconds(8, 100))
+
+
 @pytest.mark.parametrize(("base", "m"), [(1, 1), (4, 3), (16, 16), (33, 2), (70, 5)])
 def test_each_text_pays_an_equal_part_of_what_all_add(base, m):
     costs = curve_of(STEEPER)

@@ -24,10 +24,11 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 import prompts as prompt_sets
 from asking import AUTO, FEWEST, Bench, at_plains_length, compared, own_cache
@@ -156,7 +157,7 @@ def described(engine: Engine) -> dict[str, Any]:
     return {
         "name": engine.draft_name,
         "sha256": sha256_of(engine.draft.path),
-        "record": record and asdict(record),
+        "record": record and msgspec.to_builtins(record),
     }
 
 

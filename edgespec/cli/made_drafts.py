@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from rich.table import Table
 
 from edgespec.models.draft_records import DraftRecord
@@ -24,7 +24,8 @@ _SOURCES = {
 
 def described(draft: DraftRecord) -> dict[str, Any]:
     """Return a draft's record as JSON has it."""
-    return asdict(draft) | {"gain": draft.gains.mean, "uses_own_texts": draft.uses_own_texts}
+    facts: dict[str, Any] = msgspec.to_builtins(draft)
+    return facts | {"gain": draft.gains.mean, "uses_own_texts": draft.uses_own_texts}
 
 
 def full_table(drafts: Sequence[DraftRecord]) -> Table:

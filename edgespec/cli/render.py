@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import re
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Protocol, Self
 
+import msgspec
 from rich.style import Style
 from rich.text import Text
 
@@ -196,7 +196,7 @@ class ExplainedSteps:
 
 def as_json(result: Result) -> str:
     """Return the JSON object of `edgespec run --json`; docs/measuring.md explains its fields."""
-    stats = dataclasses.asdict(result.stats) | {"time_shares": result.stats.time_shares}
+    stats = msgspec.structs.asdict(result.stats) | {"time_shares": result.stats.time_shares}
     fields = {
         "text": result.text,
         "tokens": len(result.token_ids),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+import msgspec
 
 DrafterName = Literal["auto", "tree", "chain", "model", "mtp", "suffix", "staged", "none"]
 """The drafter: what may draft. "auto" chooses among all drafters at each step; "chain" does so without
@@ -13,8 +14,7 @@ the target's own file), "suffix" (text seen before) and "staged" (the model, wit
 guesses) use only that. "none" decodes plainly."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamedDrafter:
+class NamedDrafter(msgspec.Struct, frozen=True):
     """A drafter that a user wrote (drafting/plugin.py)."""
 
     name: str

@@ -44,10 +44,10 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from edgespec.decoding.choices import Rule
@@ -164,8 +164,7 @@ _WORTH_A_MARK_S = 1e-3
 _SCORED = 32  # tokens of a prompt whose logits one pass gives: as many as a draft has
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The task of a loop: the options, and the decisions that they leave open."""
 
     options: Options

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+import msgspec
 
 from edgespec.errors import UsageError, check_number, whole_number
 
@@ -21,8 +23,7 @@ MAX_LOGPROBS = 20
 LARGEST_INT = (1 << 31) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Option(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the table of options: help, bounds and names, for every place that takes it."""
 
     help: str

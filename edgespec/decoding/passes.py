@@ -16,7 +16,8 @@ target's. A point mass came from no coin, and may be dropped for any reason (doc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from edgespec.decoding.tree import Tree, TreeNode, children_of, depth_first, is_chain
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from edgespec.platform.metering import Measurement
 
@@ -33,8 +34,7 @@ class PromptProgress(NamedTuple):
     """Tokens of the prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(msgspec.Struct, frozen=True):
     """One emitted token. `text` is what became certain with it: whole characters, maybe none yet."""
 
     id: int
@@ -51,16 +51,14 @@ class Token:
         return self.origin == "accepted"
 
 
-@dataclass(frozen=True, slots=True)
-class Logprobs:
+class Logprobs(msgspec.Struct, frozen=True):
     """The target's own, unfiltered logprobs of a token; the fields are those of Token."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """What a pass has emitted: after a tree of n_drafted tokens n_accepted + 1, else a token."""
 
     tokens: tuple[int, ...]
@@ -86,11 +84,10 @@ class Step:
         return (*accepted, last)[: len(self.tokens)]
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(msgspec.Struct):
     """Running totals of a generation. The acceptance histogram is the source of every rate."""
 
-    steps: Counter[tuple[int, int]] = field(default_factory=Counter)
+    steps: Counter[tuple[int, int]] = msgspec.field(default_factory=Counter)
     """(depth, n_accepted) -> number of steps."""
     n_drafted: int = 0
     n_emitted: int = 0
@@ -110,8 +107,7 @@ class Tally:
         self.rest_s += step.rest_s
 
 
-@dataclass(frozen=True)
-class Stats:
+class Stats(msgspec.Struct, frozen=True):
     """Figures of one generation; docs/measuring.md explains them. A rate is None if its divisor is 0."""
 
     ttft_s: float | None
@@ -156,8 +152,7 @@ class Stats:
         return {name: seconds / total for name, seconds in times.items()} if total else {}
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(msgspec.Struct, frozen=True):
     """Figures of an acceptance histogram, as in Stats."""
 
     steps: int
@@ -222,8 +217,7 @@ def summarise(
     )
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(msgspec.Struct, frozen=True):
     """A finished (or interrupted) generation."""
 
     text: str

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple, Protocol, TypeAlias, overload
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from edgespec.errors import EdgespecError
 
@@ -89,8 +91,7 @@ class SequenceTokens:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardResult:
+class ForwardResult(msgspec.Struct, frozen=True):
     """The result of a forward pass for one of its sequences."""
 
     rows: Rows

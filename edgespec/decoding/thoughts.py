@@ -12,9 +12,9 @@ is drafted as what a grammar forces. Markers are found in the text, however it w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from edgespec.decoding.constraint import Constraint, Matcher, Words
@@ -24,8 +24,7 @@ from edgespec.decoding.session import SessionModel
 _LONGEST_CHARACTER = 4  # bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThoughtLimit:
+class ThoughtLimit(msgspec.Struct, frozen=True, kw_only=True):
     """The most tokens of the thought at the start of an answer, and how it is ended there."""
 
     budget: int

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -30,8 +30,7 @@ from edgespec.decoding.session import Rows
 Source = Literal["suffix", "argmax", "sampled", "forced"]
 
 
-@dataclass(frozen=True, slots=True)
-class TreeNode:
+class TreeNode(msgspec.Struct, frozen=True):
     """A proposed token: where it hangs in the tree, and how it was drawn."""
 
     parent: int
@@ -147,8 +146,7 @@ def depth_first(below: Sequence[Sequence[int]]) -> list[int]:
 Tokens = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(msgspec.Struct, frozen=True):
     """The means to sample a token after the sequence or after drafted tokens, for both models alike."""
 
     sampler: _core.Sampler
@@ -159,8 +157,7 @@ class Position:
     """Return the next n random numbers of the generation, each in [0, 1)."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftOutcome:
+class DraftOutcome(msgspec.Struct, frozen=True):
     """The verified part of a draft, and what verifying it took."""
 
     path: Sequence[int]

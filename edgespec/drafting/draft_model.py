@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from edgespec.decoding.session import Forward, ForwardResult, ModelSession, Rows, TargetFeatures, n_common
 from edgespec.errors import LogitsOf

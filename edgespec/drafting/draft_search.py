@@ -7,8 +7,9 @@ estimate. What runs have measured of the pair since then wins.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from edgespec.drafting.profile import CONTEXTS, Profile, ProfileKey, load
 from edgespec.errors import EdgespecError, MessageFn
@@ -44,8 +45,7 @@ _FEWEST_RUNS = 5  # after which a draft that was hardly ever used does not pay
 _LONGEST = 8  # tokens of a draft
 
 
-@dataclass(frozen=True, slots=True)
-class DraftCandidate:
+class DraftCandidate(msgspec.Struct, frozen=True):
     """A model on this disk that could draft for a target."""
 
     model: FoundModel
@@ -150,8 +150,7 @@ def _of_all_depths(rows: object) -> float:
     return float(sum(numbers))
 
 
-@dataclass(frozen=True, slots=True)
-class DraftSearch:
+class DraftSearch(msgspec.Struct, frozen=True):
     """The search for a draft of a target that has neither a pair nor a head."""
 
     target_name: str

@@ -20,7 +20,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -47,8 +47,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e300)]
 _Side = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=N_MAX, max_length=N_MAX)]
 
 
-@dataclass(frozen=True)
-class CostCurve:
+class CostCurve(msgspec.Struct, frozen=True):
     """T(n) of one model on one machine, with its kernels and threads; in seconds, or in joules."""
 
     passes: tuple[_Side, _Side]
@@ -291,8 +290,7 @@ class ProfileKey:
         return f"{stems}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(msgspec.Struct, frozen=True):
     """Costs and acceptance for one ProfileKey."""
 
     key: ProfileKey
@@ -309,25 +307,24 @@ class Profile:
     """Interquartile range over median of a pass's repeats, the median of all passes; 0 if not measured."""
     reliable: bool = False
     """Whether the curves were measured, with repeats that agree."""
-    acceptance: dict[str, Any] = field(default_factory=dict)
+    acceptance: dict[str, Any] = msgspec.field(default_factory=dict)
     """The JSON of the acceptance tables, of greedy and of sampled texts."""
     runs: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Runs that added to it."""
 
     def as_text(self) -> str:
         """Return the JSON object of its file, a field a line. Raises ValueError for impossible numbers."""
-        text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, allow_nan=False)
-        document: dict[str, Any] = json.loads(text)  # what a reader would get back
+        document: dict[str, Any] = {"format": FORMAT, "version": VERSION, **msgspec.to_builtins(self)}
         from_json(document)  # refuses what could not be read again
-        items = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in document.items())
-        return "{\n" + ",\n".join(items) + "\n}\n"
+        items = {name: json.dumps(value, allow_nan=False) for name, value in document.items()}
+        return "{\n" + ",\n".join(f'  "{name}": {text}' for name, text in items.items()) + "\n}\n"
 
 
 def from_json(document: dict[str, Any]) -> Profile:
     """Return the profile whose file holds `document`. Raises ValueError for one that is impossible."""
     # Earlier versions kept curves of joules in place of watts: of such a profile the energy is not known.
     optional = {"target_watts", "draft_watts"}
-    if missing := {entry.name for entry in fields(Profile)} - document.keys() - optional:
+    if missing := set(Profile.__struct_fields__) - document.keys() - optional:
         raise ValueError(f"no {min(missing)}")
     try:
         profile = msgspec.convert(document, Profile)
@@ -424,7 +421,7 @@ def store_learned(
             drafted = _moved(drafted, draft)
         elif draft and draft.n_passes >= _FEWEST_PASSES:
             drafted = draft.curve
-        return replace(
+        return msgspec.structs.replace(
             profile,
             target=_moved(profile.target, target),
             draft=drafted,

@@ -16,8 +16,8 @@ reached by itself; what follows it in that draft was never tested.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -39,8 +39,7 @@ _SCALE, _LEAST, _MISSING = 8.0, 126, 127  # of a byte: steps in a nat, the small
 Ids = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RejectedText:
+class RejectedText(msgspec.Struct, frozen=True, eq=False):
     """A text, and the places where a head's draft of it was rejected."""
 
     tokens: Ids
@@ -76,12 +75,11 @@ class RejectedText:
         return cls(tokens, n_prompt, places, rows[:, 1 : 1 + N_LIKELIEST], probs)
 
 
-@dataclass(slots=True)
-class PlacesOfText:
+class PlacesOfText(msgspec.Struct):
     """The rejected places of a text that is being written."""
 
-    places: list[int] = field(default_factory=list)
-    likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
+    places: list[int] = msgspec.field(default_factory=list)
+    likeliest: list[list[tuple[int, float]]] = msgspec.field(default_factory=list)
 
     def note(self, step: DraftStep, outcome: DraftOutcome, sampler: Sampler) -> None:
         """Note the first token of the trunk that was not emitted, if the head proposed it."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from edgespec.decoding.tree import DraftOutcome, Source, Tree, TreeNode
 from edgespec.drafting.acceptance import AcceptanceTables
 
 
-@dataclass(slots=True)
-class DraftStep:
+class DraftStep(msgspec.Struct):
     """A step's draft: sources add to it, `proposed` is compiled of it and verified. `--explain` prints it."""
 
     n_sequence: int
@@ -19,17 +19,17 @@ class DraftStep:
     """Most nodes."""
     unit: str
     """Unit of the rate: "tokens/s" or "tokens/J"."""
-    drafted: list[int] = field(default_factory=list)
+    drafted: list[int] = msgspec.field(default_factory=list)
     """The trunk's tokens."""
-    trunk: list[TreeNode] = field(default_factory=list)
+    trunk: list[TreeNode] = msgspec.field(default_factory=list)
     """Each node follows the one before it."""
-    branches: list[TreeNode] = field(default_factory=list)
+    branches: list[TreeNode] = msgspec.field(default_factory=list)
     """Nodes off the trunk, each below a node of the trunk (or the sequence)."""
     n_slots: int = 0
     """The sampler's slots in use."""
-    offers: list[Tree] = field(default_factory=list)
+    offers: list[Tree] = msgspec.field(default_factory=list)
     """All continuations of the trunk that the suffix store offered, each a chain, taken or not."""
-    others: list[list[tuple[int, int]]] = field(default_factory=list)
+    others: list[list[tuple[int, int]]] = msgspec.field(default_factory=list)
     """(token, bucket) of the draft model's likeliest tokens at each position that are not the trunk's."""
     rate: float = 0.0
     """Tokens a second (or a joule) that it was decided with."""
@@ -37,9 +37,9 @@ class DraftStep:
     """Tokens the draft model had not read; None without one."""
     n_prefilled: int = 0
     """Tokens the draft model read before its first pass."""
-    passes: list[tuple[int, int]] = field(default_factory=list)
+    passes: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """(tokens read, guesses among them) of each pass of the draft model."""
-    passes_of_tree: list[tuple[str, Tree]] = field(default_factory=list)
+    passes_of_tree: list[tuple[str, Tree]] = msgspec.field(default_factory=list)
     """The tree of trunk and branches, that of the store, and the tree after each pass over them; none for a
     chain."""
     proposed: Tree = ()

@@ -20,9 +20,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
+import msgspec
 import numpy as np
 
 from edgespec.decoding.constraint import Constraint
@@ -53,8 +53,7 @@ _MOST_SIBLINGS = 3  # tokens sampled at one position
 _FEWER = 0.4  # chance of a sampled token over that of the one sampled before it
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True):
     """A position that a token is drafted for."""
 
     depth: int

@@ -19,9 +19,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.session import Forward, ForwardResult, forward_together, is_one_pass
@@ -43,8 +45,7 @@ PREFILL_CHUNK = 64
 """Most prompt tokens prefilled in a pass in which others decode."""
 
 
-@dataclass(eq=False, slots=True)
-class BatchedRequest:
+class BatchedRequest(msgspec.Struct, eq=False):
     """A generation under way, and the stream that takes what it writes."""
 
     generation: Generation
@@ -270,8 +271,7 @@ class Batcher:
         return parts
 
 
-@dataclass(frozen=True, slots=True)
-class StepSummary:
+class StepSummary(msgspec.Struct, frozen=True):
     """The target's pass in a step."""
 
     seconds: float = 0.0

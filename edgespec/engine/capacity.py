@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from edgespec.drafting.profile import CONTEXTS, PassCosts, ProfileKey, guessed_curve, load
 from edgespec.engine.options import EngineOptions
@@ -50,8 +52,7 @@ _ROOM_BYTES = 1 << 29  # of them: most answers are short, and all of a cache is 
 _GAIN = 1.03  # "a few per cent": below that, the noise of a measured curve decides
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(msgspec.Struct, frozen=True):
     """The capacity of an engine: requests at once, and the size of its caches."""
 
     parallel: int

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial, update_wrapper
 from typing import Concatenate, ParamSpec, Self, Unpack
+
+import msgspec
 
 from edgespec.decoding.choices import DrafterChoice, NamedDrafter
 from edgespec.decoding.generate import Generation, Loop
@@ -42,8 +43,7 @@ _LEADING = 32  # tokens of a text
 _SOON = 256  # tokens that a request is expected to need soon
 
 
-@dataclass(eq=False, slots=True)
-class RunningRequest:
+class RunningRequest(msgspec.Struct, eq=False):
     """A request under way."""
 
     loop: Generation | Cascade

@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from edgespec._core import Interrupt
 from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter, Rule
@@ -130,7 +132,7 @@ class Pair(Closing):
         cache_type, options = self.target_header.cache_type, self.options
         shared = n_tokens if options.n_ctx and (options.parallel or 1) > 1 else options.n_cells
         self.options = replace(options, cache_type=cache_type, n_cells=shared)
-        self.capacity = replace(self.capacity, n_cells=shared)
+        self.capacity = msgspec.structs.replace(self.capacity, n_cells=shared)
         fits = f"the most exact safe type in which {n_tokens:,} tokens fit in memory"
         options.on_message(f"{self.target_name}: cache in {cache_type}, {fits}")
 
@@ -274,7 +276,7 @@ class Pair(Closing):
             n_batch=model.most_batch,
             n_logits_max=MAX_GAMMA + 1 if parallel == 1 else max(_ROWS, 2 * parallel),
             n_sequences=n_sequences if model.can_rewind else 1,
-            rollback=replace(rollback, n_kept=n_kept),
+            rollback=msgspec.structs.replace(rollback, n_kept=n_kept),
         )
         kept = smaller.last() if smaller else None
         if smaller:
@@ -401,8 +403,7 @@ _CONCLUSION = "\n\nI have thought about this for long enough, and answer now.\n"
 """Last words of a thought that is ended at its budget."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Task):
+class Plan(Task, frozen=True, kw_only=True):
     """The task of a generation, and the policy of its drafts."""
 
     policy: Policy | None

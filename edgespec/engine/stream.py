@@ -6,8 +6,9 @@ import codecs
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from edgespec.decoding.generate import Loop
 from edgespec.decoding.records import (

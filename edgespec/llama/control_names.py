@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, SupportsIndex
+
+import msgspec
 
 from edgespec.errors import EdgespecError
 from edgespec.llama.backend import llama
@@ -194,8 +195,7 @@ def _part(prompt: RenderedPrompt, start: int, stop: int) -> RenderedPrompt:
 # ---- tokens of code completion ----
 
 
-@dataclass(frozen=True, slots=True)
-class FimTokens:
+class FimTokens(msgspec.Struct, frozen=True):
     """Tokens before the prefix, the suffix and the middle, and before a repository and each file."""
 
     prefix: int

@@ -17,10 +17,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from edgespec.decoding.session import Features, Rows, SequenceTokens
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 _CONTEXT = "P13llama_context"  # the type of its pointer, as C++ names have it
 
 
-@dataclass(frozen=True, slots=True)
-class HiddenStates:
+class HiddenStates(msgspec.Struct, frozen=True):
     """One way of getting hidden states out of a pass; which one the library has is found out once."""
 
     ask: Callable[[Any, bool], object]

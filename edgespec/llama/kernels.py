@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +171,7 @@ class Plugin:
         return tuple(tensors)
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
+class Kernels(msgspec.Struct, frozen=True):
     """The kernels this process uses, or why it uses none."""
 
     reason: str

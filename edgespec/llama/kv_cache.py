@@ -10,12 +10,13 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from edgespec._core import Interrupt
 from edgespec.decoding.session import Branches, Features, ForwardResult, SequenceTokens, as_ints
@@ -39,8 +40,7 @@ MAX_SEQUENCES_OPEN = MAX_SEQUENCES - MAX_LEAVES
 """Most sequences of a cache."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVCacheSize:
+class KVCacheSize(msgspec.Struct, frozen=True, kw_only=True):
     """How large a cache and its passes are."""
 
     n_ctx: int
@@ -50,7 +50,7 @@ class KVCacheSize:
     n_logits_max: int = 64
     """Most rows of logits of one pass; it sets the size of buffers."""
     n_sequences: int = 1
-    rollback: RollbackSize = field(default_factory=RollbackSize)
+    rollback: RollbackSize = msgspec.field(default_factory=RollbackSize)
 
     def __post_init__(self) -> None:
         if self.n_ctx < 1 or self.n_batch < 1 or self.n_logits_max < 1:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from edgespec.decoding.session import SequenceTokens
 from edgespec.llama.backend import llama
@@ -34,8 +35,7 @@ def bytes_of(state: State) -> ctypes._Pointer[ctypes.c_uint8]:
     return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
-@dataclass(frozen=True, slots=True)
-class RollbackSize:
+class RollbackSize(msgspec.Struct, frozen=True):
     """Room that a cache sets aside to take tokens back where a model keeps a state; others need none."""
 
     n_snapshots: int = 0
@@ -244,18 +244,17 @@ MOST_COPIES = 2
 _STATE_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: without the cells of attention
 
 
-@dataclass(slots=True)
-class _SequenceStates:
+class _SequenceStates(msgspec.Struct):
     """The earlier states of a sequence. The keys are numbers of tokens."""
 
-    marks: dict[int, int] = field(default_factory=dict)
+    marks: dict[int, int] = msgspec.field(default_factory=dict)
     """Spare sequences that hold states."""
-    copies: dict[int, State] = field(default_factory=dict)
+    copies: dict[int, State] = msgspec.field(default_factory=dict)
     undo: tuple[int, State] | None = None
     """The state before the pass under way, if it is long."""
     last: SequenceTokens | None = None
     """The last pass, if its snapshots are still right."""
-    wanted: list[int] = field(default_factory=list)
+    wanted: list[int] = msgspec.field(default_factory=list)
     """Where copies are to be made."""
 
 

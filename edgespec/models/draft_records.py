@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,8 +31,7 @@ _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Factor = Annotated[float, msgspec.Meta(gt=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class DraftSpeedups:
+class DraftSpeedups(msgspec.Struct, frozen=True):
     """Tokens a second divided by those of plain decoding, measured on held-out prompts."""
 
     greedy: _Factor
@@ -47,8 +45,7 @@ class DraftSpeedups:
         return math.sqrt(self.greedy * self.sampled)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftRecord:
+class DraftRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a draft that was made on this machine."""
 
     name: str
@@ -60,7 +57,7 @@ class DraftRecord:
     target_sha256: SHA256
     target_bytes: _Amount
     """Size of the target's file: one of another size need not be hashed."""
-    data: dict[str, _Amount] = field(default_factory=dict)
+    data: dict[str, _Amount] = msgspec.field(default_factory=dict)
     """Source ("prompt:built-in", "prompt:history", "prompt:file", "read") -> tokens that it was made from."""
     tokens_seen: _Amount = 0
     """Tokens of training, repetitions counted."""

@@ -8,12 +8,12 @@ import re
 import signal
 import subprocess
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from command_line import COMMAND, run_cli
 from edgespec.apps.bench.commands import bench as bench_room

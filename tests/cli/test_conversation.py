@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from edgespec.cli.conversation import ChatAnswer, Conversation, Exchange, PromptSettings, answer_of
 from edgespec.engine.engine import Engine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, permutations, product
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from edgespec.decoding.passes import balance, cut, fold, merge, order
 from edgespec.decoding.tree import TreeNode, dump, is_chain, lower

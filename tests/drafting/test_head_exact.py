@@ -5,11 +5,11 @@ Generation, TargetFeatures, HeadModel, TreeDrafter, Scheduler and the C core are
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams

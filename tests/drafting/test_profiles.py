@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from edgespec.drafting.profile import (
     N_MAX,
@@ -72,9 +73,7 @@ def assert_like(found: Profile | None, wanted: Profile) -> None:
     assert found is not None
     plain = {"target": None, "draft": None}
     target = CostCurve(((1.0,), (1.0,)), 1.0)
-    assert dataclasses.replace(found, **plain | {"target": target}) == dataclasses.replace(
-        wanted, **plain | {"target": target}
-    )
+    assert replace(found, **plain | {"target": target}) == replace(wanted, **plain | {"target": target})
     for name in ("target", "draft"):
         mine, other = getattr(found, name), getattr(wanted, name)
         assert (mine is None) == (other is None)
@@ -117,7 +116,7 @@ _json = st.recursive(
 
 @given(target=_curves, draft=_curves, acceptance=st.dictionaries(st.text(), _json, max_size=3))
 def test_any_profile_survives_its_text(target, draft, acceptance):
-    profile = dataclasses.replace(FULL, target=target, draft=draft, acceptance=acceptance)
+    profile = replace(FULL, target=target, draft=draft, acceptance=acceptance)
     assert_like(from_json(json.loads(profile.as_text())), profile)
 
 
@@ -173,7 +172,7 @@ UNUSABLE = {
     "foreign": b'{"name": "something else"}',
     "no version": damaged(version=None).encode(),
     "version true": damaged(version=True).encode(),
-    "another key": dataclasses.replace(FULL, key=dataclasses.replace(KEY, cpu="Other")).as_text().encode(),
+    "another key": replace(FULL, key=dataclasses.replace(KEY, cpu="Other")).as_text().encode(),
     "no key": damaged(key=None).encode(),
     "missing": without("acceptance").encode(),
     "nan": with_number(math.nan).encode(),
@@ -249,7 +248,7 @@ def test_updating_sets_aside_too(directory, lines):
 )
 def test_impossible_numbers_are_not_stored(changes, directory):
     with pytest.raises(ValueError):
-        save(dataclasses.replace(FULL, **changes))
+        save(replace(FULL, **changes))
     assert load(KEY) is None
     assert [path.name for path in directory.iterdir()] == [".lock"]
 
@@ -295,7 +294,7 @@ def test_interrupted_while_writing(directory, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        save(dataclasses.replace(FULL, runs=9))
+        save(replace(FULL, runs=9))
     assert_like(load(KEY), FULL)
     assert len(list(directory.iterdir())) == 2, "no half-written file"
 
@@ -326,7 +325,7 @@ def test_a_run_moves_a_curve_half_the_way_at_most(passes, weight):
     save(FULL)
     store_learned(KEY, target=TimedCurve(curve(0.17), passes))
     found = load(KEY)
-    moved = dataclasses.replace(FULL, target=curve(0.017 * 10**weight), runs=4)
+    moved = replace(FULL, target=curve(0.017 * 10**weight), runs=4)
     assert_like(found, moved)
 
 

@@ -10,6 +10,7 @@ import itertools
 from dataclasses import replace
 from functools import cache, partial
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -73,7 +74,7 @@ class DropsUnlikelySiblings(TreeDrafter):
                     unlikely.add(i)
         place = [i - sum(j < i for j in unlikely) for i in range(len(tree))]
         self._step.proposed = tuple(
-            replace(node, parent=place[node.parent] if node.parent >= 0 else -1)
+            msgspec.structs.replace(node, parent=place[node.parent] if node.parent >= 0 else -1)
             for i, node in enumerate(tree)
             if i not in unlikely
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from edgespec.models.draft_records import DraftRecord, DraftSpeedups, write_record
 from edgespec.models.registry import add_local

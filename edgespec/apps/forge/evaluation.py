@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from edgespec.apps.bench.measure import BenchSettings, CellTask, KeptCells
 from edgespec.apps.bench.quantizations import ModelFile, model_file
 from edgespec.apps.bench.runs import PLAIN, Run, Variant
@@ -217,7 +219,7 @@ def update_record(result: CandidateResult) -> None:
     path, timing = result.candidate.path, result.timing
     record = read_record(path) if path else None
     if path and record and timing:
-        write_record(path, replace(record, gains=result.gains, **asdict(timing)))
+        write_record(path, msgspec.structs.replace(record, gains=result.gains, **asdict(timing)))
 
 
 def _other(record: DraftRecord, target: ModelFile) -> Candidate:

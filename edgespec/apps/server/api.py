@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from msgspec.structs import replace
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 

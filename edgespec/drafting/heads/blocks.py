@@ -31,11 +31,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.session import Forward, ForwardResult, Inputs, Rows, TargetFeatures, n_common

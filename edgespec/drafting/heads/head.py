@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -194,7 +195,7 @@ class HeadModel(WindowedModel):
         if evaluated.features is not None:
             self._own_at, self._own = n_read - 1, evaluated.features[-1:].copy()
         self._n_true = min(n_read, self.features.end + 1)
-        return replace(self._finish(evaluated), seconds=handled_s + evaluated.seconds)
+        return msgspec.structs.replace(self._finish(evaluated), seconds=handled_s + evaluated.seconds)
 
     def trim(self, n_tokens: int) -> None:
         """Remove from the cache all but the sequence's first `n_tokens` tokens.

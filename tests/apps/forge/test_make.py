@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edgespec.apps.forge import make as make_module
@@ -191,7 +192,7 @@ def test_a_head_goes_on_from_its_file_where_that_is_all_there_is(request_, speed
     first = make(request_)
     assert (jobs[0].start, first.kept.parent) == (None, None)
     shutil.rmtree(FORGE.path())
-    own = replace(first.kept, data={**first.kept.data, "prompt:file": 5000})
+    own = msgspec.structs.replace(first.kept, data={**first.kept.data, "prompt:file": 5000})
     write_record(first.path, own)
     second = make(request_).kept
     assert (jobs[1].start, second.parent) == (first.path, first.kept.name)
@@ -215,7 +216,7 @@ def test_a_head_goes_on_from_one_that_is_named(request_, speeds, tiny_path, tmp_
     head = write_random_head(tmp_path / "theirs.gguf", tiny_path)
     request_ = replace(request_, force=True)
     first = make(request_)
-    theirs = replace(first.kept, name="theirs", data={"prompt:file": 5000})
+    theirs = msgspec.structs.replace(first.kept, name="theirs", data={"prompt:file": 5000})
     write_record(head, theirs)
     named = replace(request_, start=str(head))
     kept = make(named).kept
@@ -271,10 +272,10 @@ def test_a_full_disk_leaves_the_draft_that_is_there(request_, tmp_path, monkeypa
     monkeypatch.setattr(os, "fsync", fill)
     store = DraftStore("target", made.kept.target_sha256)
     with pytest.raises(OSError, match="No space"):
-        store.store(other, replace(made.kept, hours=9.0))
+        store.store(other, msgspec.structs.replace(made.kept, hours=9.0))
     assert [file.read_bytes() for file in files] == before
     monkeypatch.setattr(os, "fsync", fsync)
-    store.store(other, replace(made.kept, hours=9.0))
+    store.store(other, msgspec.structs.replace(made.kept, hours=9.0))
     assert (read_record(made.path).hours, load_registry().get("mine").sha256) == (9.0, hash_file(made.path))
 
 

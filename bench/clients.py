@@ -195,7 +195,7 @@ def main() -> None:
     show(loads, contenders, args)
     show_goals(loads, contenders, args.temps)
     result = {"target": target, "draft": draft, "suites": prompt_sets.sources(suites), "loads": loads}
-    measuring.keep(args.name, result)
+    measuring.store(args.name, result)
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ def main() -> None:
         "suites": prompt_sets.sources(suites),
         "runs": [{"temperature": temperature, "runs": some} for temperature, some in runs.items()],
     }
-    measuring.keep("-".join(["drafts-made", *filter(None, [args.label])]), result)
+    measuring.store("-".join(["drafts-made", *filter(None, [args.label])]), result)
 
 
 if __name__ == "__main__":

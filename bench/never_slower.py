@@ -357,7 +357,7 @@ def main() -> None:
             for (depth, temperature), some_runs in runs.items()
         ],
     }
-    measuring.keep("-".join(["never-slower", *filter(None, [args.label])]), result)
+    measuring.store("-".join(["never-slower", *filter(None, [args.label])]), result)
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def main() -> None:
         "window": args.window,
         "models": measured,
     }
-    measuring.keep("-".join(["quality", *(Path(name).stem for name in measured)]), result)
+    measuring.store("-".join(["quality", *(Path(name).stem for name in measured)]), result)
 
 
 if __name__ == "__main__":

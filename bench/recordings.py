@@ -161,7 +161,7 @@ def main() -> None:
     measuring.end()
     print(f"{len(files)} recordings, {audio_s:.0f} s; {measuring}")
     report(runs, files, audio_s)
-    measuring.keep("recordings", {"audio_s": audio_s, "runs": runs})
+    measuring.store("recordings", {"audio_s": audio_s, "runs": runs})
 
 
 if __name__ == "__main__":

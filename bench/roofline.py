@@ -200,7 +200,7 @@ def main() -> None:
         ],
         "passes": [{"n": n, "pass": values, "products": times.bare[n]} for n, values in times.passes.items()],
     }
-    measuring.keep(f"roofline-{path.stem}", result)
+    measuring.store(f"roofline-{path.stem}", result)
 
 
 if __name__ == "__main__":

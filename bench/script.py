@@ -84,7 +84,7 @@ class Measuring:
             f"llama.cpp {known['llama.cpp']}"
         )
 
-    def keep(self, name: str, result: dict[str, Any]) -> None:
+    def store(self, name: str, result: dict[str, Any]) -> None:
         """Print `result` as JSON and write bench/results/NAME-PROCESSOR.json, each if asked for.
 
         NAME-ISA-PROCESSOR where EDGESPEC_KERNELS_ISA chooses the instruction set. If the machine was

@@ -205,7 +205,7 @@ def main() -> None:
         "llama-bench": benches,
         "runs": runs,
     }
-    measuring.keep(f"speed-temp{args.temp:g}", result)
+    measuring.store(f"speed-temp{args.temp:g}", result)
 
 
 if __name__ == "__main__":

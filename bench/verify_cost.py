@@ -270,7 +270,7 @@ def main() -> None:
             ],
         }
         cache = "" if args.cache_type == "f16" else f"{args.cache_type}-cache-"
-        measuring.keep(f"verify-cost-{'earlier-' if args.earlier else ''}{cache}{path.stem}", result)
+        measuring.store(f"verify-cost-{'earlier-' if args.earlier else ''}{cache}{path.stem}", result)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from edgespec.apps.energy.meter import EnergyMeter
     from edgespec.decoding.grammars import Grammar
-    from edgespec.decoding.options import Options, Waking
+    from edgespec.decoding.options import Options, WakePolicy
     from edgespec.decoding.records import Result, Stats, Token
     from edgespec.decoding.sampling import SamplingParams
     from edgespec.engine.engine import Engine
@@ -33,7 +33,7 @@ __all__ = [
     "Stream",
     "Token",
     "UsageError",
-    "Waking",
+    "WakePolicy",
 ]
 
 _HOMES = {
@@ -42,7 +42,7 @@ _HOMES = {
     "engine.engine": ("Engine",),
     "errors": ("EdgespecError", "UsageError"),
     "decoding.grammars": ("Grammar",),
-    "decoding.options": ("Options", "Waking"),
+    "decoding.options": ("Options", "WakePolicy"),
     "llama.choices": ("StateRoom",),
     "platform.processes": ("Cancellation",),
     "decoding.records": ("Result", "Stats", "Token"),

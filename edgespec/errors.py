@@ -124,9 +124,9 @@ def once(on_message: MessageFn) -> MessageFn:
     """Return a function that gives `on_message` each line once, however often it comes."""
     said: set[str] = set()
 
-    def say(line: str) -> None:
+    def send_new(line: str) -> None:
         if line not in said:
             said.add(line)
             on_message(line)
 
-    return say
+    return send_new

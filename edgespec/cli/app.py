@@ -372,7 +372,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     if address_limit():  # else numpy's library alone takes all of it on a machine of many processors
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if sys.unraisablehook is sys.__unraisablehook__:
-        sys.unraisablehook = _tell_ignored
+        sys.unraisablehook = _print_ignored
     try:
         if sys.stdout is None:
             raise UsageError("standard output is closed")
@@ -390,7 +390,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _tell_ignored(ignored: sys.UnraisableHookArgs) -> None:
+def _print_ignored(ignored: sys.UnraisableHookArgs) -> None:
     """Print one line about an error that Python ignores, such as one in a plug-in's `__del__`."""
     if error := ignored.exc_value:
         what = getattr(ignored.object, "__qualname__", "") or ignored.err_msg or "code that nobody waits for"

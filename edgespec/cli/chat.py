@@ -196,13 +196,13 @@ def _type(chat: Chat, *, cache: bool) -> None:
         except KeyboardInterrupt:
             continue
         with suppress(KeyboardInterrupt):  # before an answer began, or a second Ctrl-C at its end
-            chat.take(typed)
+            chat.answer(typed)
 
 
 def _pipe(chat: Chat) -> int:
     """Answer stdin line by line, those after a line that failed too; return 1 if one did."""
     for number, data in enumerate(sys.stdin.buffer, 1):
-        chat.take(data, number)
+        chat.answer(data, number)
         if chat.interrupted:
             return INTERRUPTED
         if chat.ended:

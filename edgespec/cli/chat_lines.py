@@ -222,7 +222,7 @@ class Chat:
         draft = self._engine.draft_name
         return self._engine.target_name + (f", drafted by {draft}" if draft else ", alone")
 
-    def take(self, typed: str | bytes, number: int = 0) -> None:
+    def answer(self, typed: str | bytes, number: int = 0) -> None:
         """Answer or run a line; an error is printed, and noted in `failed`.
 
         `number`: which line of a pipe it is, where it comes as bytes.
@@ -262,7 +262,7 @@ class Chat:
         """Answer `question`."""
         n_left_out = self.conversation.n_left_out
         tokens = self.conversation.prompt(question, self._prompts)
-        self._tell_left_out(n_left_out)
+        self._print_left_out(n_left_out)
         self._write(tokens, lambda answer: self.conversation.add(Exchange(question, answer)))
 
     def _write(self, tokens: Sequence[int], keep: Callable[[ChatAnswer], None]) -> None:
@@ -283,14 +283,14 @@ class Chat:
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
-            written = stream is not None and self._keep(keep, stream, writer)
+            written = stream is not None and self._store(keep, stream, writer)
         if self.interrupted:
             message("cut by Ctrl-C; /more goes on" if written else "ended before anything was written")
         elif written and self._results[-1].stop_reason != "eog":
             n = _count(len(self._results[-1].token_ids), "token")
             message(f"cut after {n}{self._reason(most, len(tokens))}")
 
-    def _keep(self, keep: Callable[[ChatAnswer], None], stream: Stream, writer: TextWriter | None) -> bool:
+    def _store(self, keep: Callable[[ChatAnswer], None], stream: Stream, writer: TextWriter | None) -> bool:
         """Keep the answer that `stream` wrote; return whether it wrote anything."""
         stream.close()
         result = stream.result
@@ -305,7 +305,7 @@ class Chat:
         self._results.append(result)
         return True
 
-    def _tell_left_out(self, before: int) -> None:
+    def _print_left_out(self, before: int) -> None:
         if self.conversation.n_left_out > before:
             message(_left_out(before, self.conversation.n_left_out, self._n_ctx))
 
@@ -337,7 +337,7 @@ class Chat:
         model, conversation = self._engine.target, self.conversation
         n_left_out = conversation.n_left_out
         tokens = conversation.continued(self._prompts)
-        self._tell_left_out(n_left_out)
+        self._print_left_out(n_left_out)
 
         def keep(rest: ChatAnswer) -> None:
             last = conversation.undo()

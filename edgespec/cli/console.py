@@ -177,7 +177,7 @@ def _lose(stream: TextIO, _: OSError) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _tell_of_output(stream: TextIO, error: OSError) -> None:
+def _report_output(stream: TextIO, error: OSError) -> None:
     if isinstance(error, BrokenPipeError):
         _lose(stream, error)
         raise OutputUnread
@@ -189,7 +189,7 @@ def guarded_streams() -> Iterator[None]:
     """Let an error say that standard output cannot be written; on standard error messages are lost then."""
     streams = sys.stdout, sys.stderr
     if sys.stdout is not None:
-        sys.stdout = cast("TextIO", _Stream(sys.stdout, _tell_of_output))
+        sys.stdout = cast("TextIO", _Stream(sys.stdout, _report_output))
     if sys.stderr is not None:
         sys.stderr = cast("TextIO", _Stream(sys.stderr, _lose))
     try:
@@ -203,7 +203,7 @@ def message(line: str) -> None:
     err.print(f"edgespec: {line}")
 
 
-def tell_written(path: Path) -> None:
+def report_written(path: Path) -> None:
     """Say on stderr that a file of results was written, and its size; nothing of a pipe or a device."""
     if path.is_file():
         message(f"wrote {path} ({format_size(path.stat().st_size)})")

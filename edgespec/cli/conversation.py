@@ -278,7 +278,7 @@ class LastConversation:
         try:
             found = self._file.read()
         except OSError as error:
-            self._file.say(f"the last conversation cannot be read: {describe_os_error(error)}")
+            self._file.warn_once(f"the last conversation cannot be read: {describe_os_error(error)}")
             return None
         if found:
             found.exchanges = [replace(one, answer=self._checked(one.answer)) for one in found.exchanges]
@@ -299,7 +299,7 @@ class LastConversation:
         try:
             self._file.update(lambda _: conversation.encoded(with_tokens=True))
         except OSError as error:
-            self._file.say(f"the conversation is not kept: {describe_os_error(error)}")
+            self._file.warn_once(f"the conversation is not kept: {describe_os_error(error)}")
 
 
 class _Message(msgspec.Struct, omit_defaults=True):

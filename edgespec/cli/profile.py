@@ -70,10 +70,10 @@ def profile_command(
                 signals=signals,
                 meter=meter,
             )
-    return _keep(key, measured, json=json, force=force)
+    return _store(key, measured, json=json, force=force)
 
 
-def _keep(key: ProfileKey, measured: Measured, *, json: bool, force: bool) -> int:
+def _store(key: ProfileKey, measured: Measured, *, json: bool, force: bool) -> int:
     """Store the profile unless a reliable one is there, print it, and return the exit code."""
     from edgespec.drafting.profile import Profile, profile_path, store
 

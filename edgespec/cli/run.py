@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from edgespec.cli.served import ServedStream
     from edgespec.decoding.choices import DrafterChoice
     from edgespec.decoding.grammars import GrammarSource
-    from edgespec.decoding.options import Options, Waking
+    from edgespec.decoding.options import Options, WakePolicy
     from edgespec.decoding.records import Result
     from edgespec.engine.stream import Stream
     from edgespec.platform.metering import Meter
@@ -149,12 +149,12 @@ class LossyOptions:
     ] = None
     lenience: Annotated[float, listed("lenience")] = 1.0
 
-    def waking(self) -> Waking | None:
+    def wake_policy(self) -> WakePolicy | None:
         """Return when a cascade wakes its target; None for no cascade. Raises UsageError."""
-        from edgespec.decoding.options import Waking
+        from edgespec.decoding.options import WakePolicy
 
         if self.mode == "cascade":
-            return Waking(threshold=self.threshold)
+            return WakePolicy(threshold=self.threshold)
         if self.threshold is not None:
             raise UsageError("--threshold needs --mode cascade: add it, or leave it out")
         return None
@@ -234,7 +234,7 @@ class Structure:
         name = f"--json-schema {given}"
         return GrammarSource.json_schema(_read_constraint(given, name), name)
 
-    def tell_if_cut(self, result: Result) -> None:
+    def warn_if_cut(self, result: Result) -> None:
         """Tell the user that a text does not match, because it ends too early."""
         limit = {"length": "-n", "context": "--ctx", "stop": "--stop"}.get(result.stop_reason)
         if limit and (self.grammar or self.json_schema or self.regex):
@@ -367,7 +367,7 @@ def run_command(
             on_step=ExplainedSteps(engine.target, drafting.explain).print if drafting.explain else None,
         )
         code = _show(stream, output, engine.target.n_ctx_train, explain=drafting.explain is not None)
-        output.structure.tell_if_cut(stream.result)
+        output.structure.warn_if_cut(stream.result)
     return code
 
 
@@ -429,7 +429,7 @@ def _options(
         rule=drafting.rule,
         stop=prompt.stop or (),
         reasoning_budget=sampling.reasoning_budget,
-        cascade=lossy.waking(),
+        cascade=lossy.wake_policy(),
         lenience=lossy.lenience,
     )
 
@@ -477,7 +477,7 @@ def _needs_own_engine(
         or is_plugin(drafting.drafter)
         or length.ctx is not None
         or length.states.state_dir is not None
-        or lossy.waking() is not None
+        or lossy.wake_policy() is not None
         or lossy.lenience < 1.0
         or drafting.objective != "latency"
         or drafting.explain is not None
@@ -502,7 +502,7 @@ def _served(
 def _show_served(stream: ServedStream, output: RunOutput, *, history: bool) -> int:
     try:
         code = _show(stream, output, stream.server.n_ctx_train, explain=False)
-        output.structure.tell_if_cut(stream.result)
+        output.structure.warn_if_cut(stream.result)
         if history:
             stream.store()
     finally:

@@ -216,7 +216,7 @@ class Loop(ABC):
         """Return the next pass that it needs, until `take` the same one; None: nothing more is written."""
 
     @abstractmethod
-    def take(self, result: ForwardResult) -> Step | None:
+    def process(self, result: ForwardResult) -> Step | None:
         """Process the result of the pass; return the tokens written, None if it only read."""
 
     @abstractmethod
@@ -244,7 +244,7 @@ class Loop(ABC):
         """Run by itself, to the end or until it is closed."""
         with closing(self):
             while part := self.ask():
-                if made := self.take(part.run()):
+                if made := self.process(part.run()):
                     yield made
 
     @property
@@ -253,7 +253,7 @@ class Loop(ABC):
         return len(self.tokens) > self.n_prompt
 
     @property
-    def n_left(self) -> int | None:
+    def n_predict_left(self) -> int | None:
         """Tokens that may still be emitted; None: no limit."""
         n_predict = self._task.options.n_predict
         return None if n_predict is None else n_predict - (len(self.tokens) - self.n_prompt)
@@ -261,16 +261,16 @@ class Loop(ABC):
     @property
     def _room(self) -> int:
         """Tokens that may be drafted: as many as can still be held and emitted, less the target's own."""
-        room, n_left = self.n_ctx - len(self.tokens), self.n_left
-        return (room if n_left is None else min(room, n_left)) - 1
+        room, n_predict_left = self.n_ctx - len(self.tokens), self.n_predict_left
+        return (room if n_predict_left is None else min(room, n_predict_left)) - 1
 
     def _emit(self, tokens: Sequence[int]) -> None:
         """Append `tokens`, and note whether anything may follow."""
         self.tokens.extend(tokens)
-        n_left = self.n_left
+        n_predict_left = self.n_predict_left
         if self.is_writing and self._is_eog(self.tokens[-1]):
             self.stop_reason = "eog"
-        elif n_left is not None and n_left <= 0:
+        elif n_predict_left is not None and n_predict_left <= 0:
             self.stop_reason = "length"
         elif len(self.tokens) >= self.n_ctx:
             self.stop_reason = "context"
@@ -332,7 +332,7 @@ class Generation(Loop):
             seed=task.coins.seed,
             vocabulary=target.model,
         )
-        self._position = Position(sampler, self._recent, task.coins.take)
+        self._position = Position(sampler, self._recent, task.coins.draw)
         self._verifier = Verifier(
             task.rule,
             self._position,
@@ -492,7 +492,7 @@ class Generation(Loop):
 
     # ---- what the pass gave ----
 
-    def take(self, result: ForwardResult) -> Step | None:
+    def process(self, result: ForwardResult) -> Step | None:
         """Process the result of the pass; return the tokens written, None if it only read."""
         part, self._part = self._part, None
         assert part, "ask comes first"  # noqa: S101
@@ -501,7 +501,7 @@ class Generation(Loop):
                 return self._end_step(self._tree or NO_NODES, part, result) if part.n_logits else None
             n_past = self.n_prompt_read = self.session.n_past
             if result.features is not None and (part.with_features or part.n_logits):
-                self._keep_states(n_past - len(result.features), result.features)
+                self._store_states(n_past - len(result.features), result.features)
             if part.n_logits and self._task.options.prompt_logprobs:
                 self._score_prompt(n_past - part.n_logits, result.rows)
             return self._end_prompt(result.rows[-1:]) if n_past == self.n_prompt else None
@@ -535,7 +535,7 @@ class Generation(Loop):
         logprobs = self._logprobs([rows[i + 1] for i in (-1, *path)], emitted)
         self._emit(emitted)
         states = None if result.features is None else result.features[-len(part.tokens) :]
-        self._keep_states_of_step(states, len(part.tokens) - n, n_past, path)
+        self._store_step_states(states, len(part.tokens) - n, n_past, path)
         n_trunk = sum(i == depth for depth, i in enumerate(path))  # what is in the cache already
         n_pending = len(self.tokens) - self.session.rewind(min(n_past + n_trunk, len(self.tokens) - 1))
         if self._is_marked:
@@ -560,12 +560,12 @@ class Generation(Loop):
         self.tally.add(step)
         return step
 
-    def _keep_states(self, at: int, states: Features) -> None:
+    def _store_states(self, at: int, states: Features) -> None:
         """Keep the target's hidden states of the text's tokens from index `at` on."""
         if self._features:
-            self._features.put(at, self.tokens[at : at + len(states)], states)
+            self._features.set(at, self.tokens[at : at + len(states)], states)
 
-    def _keep_states_of_step(
+    def _store_step_states(
         self, states: Features | None, n_pending: int, n_past: int, path: Sequence[int]
     ) -> None:
         """Keep those of a step's pass: of the tokens always read, and of the drafted ones on `path`."""
@@ -574,7 +574,7 @@ class Generation(Loop):
         if states is None:  # the kernels do not run all of this model: they are asked for otherwise
             self._leaves_states = False
             return
-        self._keep_states(n_past - n_pending, states[[*range(n_pending), *(n_pending + i for i in path)]])
+        self._store_states(n_past - n_pending, states[[*range(n_pending), *(n_pending + i for i in path)]])
 
     def _emit(self, tokens: Sequence[int]) -> None:
         super()._emit(tokens)

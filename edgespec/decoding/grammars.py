@@ -57,14 +57,14 @@ def to_lark(text: str) -> str:
     if twice:
         raise UsageError(f"the rule {twice[0]} is defined twice")
     try:
-        return gbnf_to_lark(_PART.sub(_put, text))
+        return gbnf_to_lark(_PART.sub(_escaped, text))
     except RecursionError:
         raise UsageError("the grammar is nested too deeply") from None
     except Exception as error:  # noqa: BLE001 - the converter raises plain exceptions
         raise UsageError(" ".join(str(error).split())) from None
 
 
-def _put(part: re.Match[str]) -> str:
+def _escaped(part: re.Match[str]) -> str:
     found = part[0]
     if part["string"]:
         return _CODE.sub(_character, found)

@@ -27,7 +27,7 @@ WINDOW = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Waking:
+class WakePolicy:
     """When a cascade's target is woken, and for how long. Raises UsageError for invalid values."""
 
     signal: Signal = "margin"
@@ -94,7 +94,7 @@ class Options:
     """Tokens that end the text, and are not part of it, as those that end a generation do."""
     until: Callable[[], Callable[[Token], bool]] | None = None
     """Makes what is told of each token of one text, and says whether the text ends with it; None: nothing."""
-    cascade: Waking | None = None
+    cascade: WakePolicy | None = None
     lenience: float = 1.0
     """A drafted token is accepted at this share of the probability that exactness asks for; 1 is exact."""
     grammar: Grammar | None = None
@@ -202,7 +202,7 @@ class OptionKeywords(TypedDict, total=False):
     stop: Sequence[str]
     stop_tokens: Sequence[int]
     until: Callable[[], Callable[[Token], bool]] | None
-    cascade: Waking | None
+    cascade: WakePolicy | None
     lenience: float
     grammar: Grammar | None
     n_logprobs: int | None

@@ -140,7 +140,7 @@ def fold(tree: Tree, forced: Forced, room: int) -> Tree:
             parent, n_more = len(nodes) - 1, n_more - 1
             grown.append(token)
             token = forced(grown)
-    folded = _keep(tuple(nodes), [*kept[:-1], *[True] * (len(nodes) - len(tree))])
+    folded = _select(tuple(nodes), [*kept[:-1], *[True] * (len(nodes) - len(tree))])
     return tree if folded == tree else folded
 
 
@@ -173,7 +173,7 @@ def cut(tree: Tree, cost: Sequence[float], rate: float, room: int, again: float 
             best, n_best = gain, n_taken
     for i in likeliest[:n_best]:
         kept[i] = True
-    return _keep(tree, kept)
+    return _select(tree, kept)
 
 
 def order(tree: Tree) -> Tree:
@@ -223,7 +223,7 @@ def _lay_out(nodes: Sequence[TreeNode], below: Sequence[Sequence[int]]) -> Tree:
     return tuple(_under(nodes[i], place[parents[i]]) for i in found)
 
 
-def _keep(tree: Tree, kept: Sequence[bool]) -> Tree:
+def _select(tree: Tree, kept: Sequence[bool]) -> Tree:
     """Return the nodes that are kept, numbered anew; the very tuple when all are."""
     if all(kept):
         return tree

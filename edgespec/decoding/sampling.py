@@ -219,7 +219,7 @@ class Coins:
         self.seed = seed
         self._next = 0
 
-    def take(self, n: int) -> list[float]:
+    def draw(self, n: int) -> list[float]:
         """Return the next `n` coins, numbers in [0, 1)."""
         coins = _core.coins(self.seed, self._next, n)
         self._next += n

@@ -334,7 +334,7 @@ class TargetFeatures:
         """Start on the sequence `tokens`; keep what is known of one that begins like it."""
         del self._tokens[n_common(self._tokens, tokens[self.first :]) :]
 
-    def put(self, at: int, tokens: Sequence[int], features: Features) -> None:
+    def set(self, at: int, tokens: Sequence[int], features: Features) -> None:
         """Set those of `tokens`, at most KEPT, which stand from index `at` on; forget what was known after.
 
         Where a gap lies between, what was known before is forgotten too.

@@ -304,7 +304,7 @@ _SMALL = 0.03  # share of reading the prompt, below which only the price and the
 _CAUTION = 3.0  # weight of their price over what they save: never slower comes before faster
 
 
-def states_worth(
+def n_states_worth_reading(
     pace: Pace, target: Model, n_unread: int, n_predict: int | None, *, n_requests: int = 1
 ) -> int:
     """Return for how many of a prompt's last tokens the target's hidden states are worth their cost.

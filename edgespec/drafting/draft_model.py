@@ -33,7 +33,7 @@ class DraftSession(ModelSession, Protocol):
 class TimedSession(DraftSession, Protocol):
     """A session whose passes are timed and taken back."""
 
-    def keep(self) -> None:
+    def checkpoint(self) -> None:
         """Take note that the sequence will be cut back to here."""
 
 

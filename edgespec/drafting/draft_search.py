@@ -183,7 +183,7 @@ class DraftSearch(msgspec.Struct, frozen=True):
                     f"{best.speedup:.1f} times plain decoding (--draft names another, --drafter suffix none)"
                 )
                 return None if reason else best.model.name
-        self._tell_worth_pulling(facts)
+        self._suggest_pull(facts)
         return None
 
     def _why_not(self, candidate: DraftCandidate) -> str:
@@ -206,7 +206,7 @@ class DraftSearch(msgspec.Struct, frozen=True):
             return f"{name} is not loaded: as a draft beside the target it would not fit in memory"
         return ""
 
-    def _tell_worth_pulling(self, facts: ModelFacts) -> None:
+    def _suggest_pull(self, facts: ModelFacts) -> None:
         """Tell of the draft of models.toml that fits best, if one is known."""
         registry = load_registry()
         names = f"{self.target_name} {self.target.path.name}"

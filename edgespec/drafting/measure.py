@@ -85,7 +85,7 @@ class _Filled:
     def timed(self, n: int) -> float:
         """Return the seconds of one pass over `n` tokens, which are taken back afterwards."""
         tokens = [(11 + 13 * i) % self.session.model.n_vocab for i in range(n)]
-        self.session.keep()
+        self.session.checkpoint()
         began = perf_counter()
         self.session.eval(tokens, n_logits=n)
         spent = max(perf_counter() - began, 1e-9)

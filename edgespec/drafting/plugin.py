@@ -407,10 +407,10 @@ class PluginDrafter:
         """Return how many tokens are expected to come, where the object is still to be made."""
         if self._made is not None or not self._pace:
             return None
-        n_left = (
+        n_predict_left = (
             math.inf if self._n_predict is None else self._n_predict + len(self._prompt) - len(self._tokens)
         )
-        return min(ANSWER_TOKENS, n_left)
+        return min(ANSWER_TOKENS, n_predict_left)
 
     def _ask_for_tree(self, room: int, position: Position) -> Tree:
         """Ask the object for a draft; make it first if there is none. Raises PluginError."""

@@ -70,7 +70,7 @@ class DraftStep(msgspec.Struct):
         return self.trunk[-1].bucket if self.trunk else 0
 
     @property
-    def n_left(self) -> int:
+    def n_nodes_left(self) -> int:
         """Room for more nodes: the trunk and sampled branches always stay."""
         return self.room - len(self.trunk) - sum(node.slot >= 0 for node in self.branches)
 

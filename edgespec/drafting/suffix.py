@@ -162,7 +162,7 @@ class EarlierTexts:
         self._report()
         return self.suffix
 
-    def keep(self, tokens: list[int], rejected: RejectedText | None) -> None:
+    def add(self, tokens: list[int], rejected: RejectedText | None) -> None:
         """Add a document to the history, and the places of its rejected drafts, if these are kept."""
         if self._history and tokens:
             self._history.append(np.asarray(tokens, np.int32))

@@ -145,7 +145,7 @@ class ModelSource:
         place = _Place(step.depth, step.path, bucket)
         table = self._acceptance.sampled if may_sample else self._acceptance.argmax
         chance = table.chance(place.depth, place.bucket)
-        if step.n_left <= 0 or not self._pace.keeps(
+        if step.n_nodes_left <= 0 or not self._pace.keeps(
             place.path * chance, place.depth, place.bucket, chance=chance
         ):
             return False
@@ -185,7 +185,7 @@ class ModelSource:
         n = 0
         while (
             n + 1 < _MOST_SIBLINGS
-            and n + 1 < step.n_left
+            and n + 1 < step.n_nodes_left
             and self._pace.branches(place.path * chance, place.depth + 1 + n)
         ):
             n += 1
@@ -259,7 +259,7 @@ class SuffixSource:
     def offer(self, step: DraftStep) -> Tree:
         """Return a continuation of the trunk, a chain, and remember it to learn from."""
         drafted = step.drafted
-        n = min(step.n_left, _OFFERED)
+        n = min(step.n_nodes_left, _OFFERED)
         if n < 1:
             return ()
         tokens, probabilities = self._document.offer(drafted, n)
@@ -275,7 +275,7 @@ class SuffixSource:
         step.offers.append(tuple(nodes))
         return step.offers[-1]
 
-    def take(self, offer: Tree, step: DraftStep) -> None:
+    def propose(self, offer: Tree, step: DraftStep) -> None:
         """Propose the offered tokens to the target."""
         for node in offer:
             step.add(node)
@@ -479,9 +479,9 @@ class TreeDrafter:
     def _decide(self) -> None:
         """Add what pays at the trunk's end, up to a pass of the draft model or the draft's end."""
         model, step = self._model, self._step
-        while step.n_left > 0:
+        while step.n_nodes_left > 0:
             depth = step.depth
-            if self._take_forced(step):
+            if self._propose_forced(step):
                 if self._is_eog(step.drafted[-1]):
                     return
                 self._offer = self._ask_store(step)
@@ -491,7 +491,7 @@ class TreeDrafter:
             chances = [node.chance for node in self._offer]
             action = self.pace.next(step.path, depth, n_unread, chances, step.bucket)
             if isinstance(action, SuffixAction) and self._suffix_source:
-                self._suffix_source.take(self._offer[: action.n], step)
+                self._suffix_source.propose(self._offer[: action.n], step)
                 self._offer = ()  # what more there is was offered and not taken
                 if step.depth == depth or self._is_eog(step.drafted[-1]):
                     return
@@ -502,7 +502,7 @@ class TreeDrafter:
 
     def _ask_model(self, model: DraftModel, action: ModelAction) -> None:
         step, asked = self._step, None
-        guesses = [node.token for node in self._offer[: min(action.n_guesses, step.n_left - 1)]]
+        guesses = [node.token for node in self._offer[: min(action.n_guesses, step.n_nodes_left - 1)]]
         tokens = TokenView(self._tokens, step.drafted) if step.drafted else self._tokens
         with self._guarded():
             if action.n_recent:
@@ -546,11 +546,11 @@ class TreeDrafter:
             if step.depth > depth and not self._is_eog(step.drafted[-1]):
                 self._decide()
 
-    def _take_forced(self, step: DraftStep) -> bool:
+    def _propose_forced(self, step: DraftStep) -> bool:
         """Propose tokens that the grammar leaves no choice about, if there are any and they pay."""
         if not self._constraint:
             return False
-        tokens = self._constraint.forced_run(step.drafted)[: step.n_left]
+        tokens = self._constraint.forced_run(step.drafted)[: step.n_nodes_left]
         if not tokens:
             return False
         n = self.pace.n_worthwhile(step.path, step.depth, [1.0] * len(tokens))

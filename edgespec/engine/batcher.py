@@ -208,15 +208,15 @@ class Batcher:
             if isinstance(result, Exception):
                 self._end(request, result)
             elif request.is_reading or share == 1.0:
-                self._take(request, result)
+                self._process(request, result)
             else:
-                self._take(request, replace(result, seconds=share * result.seconds))
+                self._process(request, replace(result, seconds=share * result.seconds))
 
-    def _take(self, request: BatchedRequest, result: ForwardResult) -> None:
+    def _process(self, request: BatchedRequest, result: ForwardResult) -> None:
         """Give a request the result of the pass."""
         try:
-            if made := request.generation.take(result):
-                request.stream.take(made)
+            if made := request.generation.process(result):
+                request.stream.append(made)
         except BaseException as error:
             self._end(request, error)
             if not isinstance(error, Exception):
@@ -240,28 +240,28 @@ class Batcher:
         ]
         cache = self._cache
         parts: list[tuple[BatchedRequest, Forward]] = []
-        n_left, n_rows, n_leaves = cache.n_batch, cache.n_logits_max, cache.max_leaves
+        n_tokens_left, n_rows, n_leaves = cache.n_batch, cache.n_logits_max, cache.max_leaves
         n_rows -= bool(reading)  # lest drafts leave no row to a prompt that ends
         n_spared = 0
         wants_states = any(part.with_features for _, part in asked)
         if cache.all_logits and (wants_states or any(r.generation.wants_states for r in reading)):
             # Then all tokens of the pass have rows; some are spared for those who read.
-            n_left = min(n_left, n_rows)
-            n_spared = min(_LEAST_READ, n_left // 2) if reading else 0
-            n_left -= n_spared
+            n_tokens_left = min(n_tokens_left, n_rows)
+            n_spared = min(_LEAST_READ, n_tokens_left // 2) if reading else 0
+            n_tokens_left -= n_spared
         self._late = []
         for request, part in asked:
             leaves = _n_leaves(part)
-            fits = len(part.tokens) <= n_left and part.n_logits <= n_rows and leaves <= n_leaves - 1
+            fits = len(part.tokens) <= n_tokens_left and part.n_logits <= n_rows and leaves <= n_leaves - 1
             if fits or not parts:
                 parts.append((request, part))
-                n_left -= len(part.tokens)
+                n_tokens_left -= len(part.tokens)
                 n_rows -= part.n_logits
                 n_leaves -= leaves
             else:
                 self._late.append(request)
-        n_left, n_rows = max(0, n_left + n_spared), n_rows + bool(reading)
-        budget = min(n_left, PREFILL_CHUNK if asked else self._n_read)
+        n_tokens_left, n_rows = max(0, n_tokens_left + n_spared), n_rows + bool(reading)
+        budget = min(n_tokens_left, PREFILL_CHUNK if asked else self._n_read)
         wanted = [(request, request.generation.n_rest) for request in reading]
         for request, n in split_prefill_budget(budget, wanted):
             part = self._guard(request, partial(request.generation.ask, n))

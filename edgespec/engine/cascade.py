@@ -31,7 +31,7 @@ import numpy as np
 
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.generate import Generation, Loop, Task
-from edgespec.decoding.options import Span, Waking
+from edgespec.decoding.options import Span, WakePolicy
 from edgespec.decoding.records import Step
 from edgespec.decoding.session import Forward, ForwardResult, Rows, TokenView
 from edgespec.decoding.tree import Drafter
@@ -81,9 +81,9 @@ class ThresholdChoice(msgspec.Struct, frozen=True):
     date: str
 
     @property
-    def waking(self) -> Waking:
+    def wake_policy(self) -> WakePolicy:
         """The options of a cascade with this threshold."""
-        return Waking(self.signal, self.point.threshold, self.point.window, self.span)
+        return WakePolicy(self.signal, self.point.threshold, self.point.window, self.span)
 
 
 class Calibration(msgspec.Struct, frozen=True):
@@ -160,7 +160,7 @@ def _calibration_file(target: GGUFHeader, draft: GGUFHeader, on_message: Message
         if (found.format, found.target, found.draft) != (CALIBRATION_FORMAT, empty.target, empty.draft):
             raise DamagedFileError("of other models")
         try:
-            _ = [choice.waking for choice in found.choices.values()]  # refuses what no threshold can be
+            _ = [choice.wake_policy for choice in found.choices.values()]  # refuses what no threshold can be
         except UsageError as error:
             raise DamagedFileError(f"damaged: {error}") from None
         return found
@@ -168,18 +168,18 @@ def _calibration_file(target: GGUFHeader, draft: GGUFHeader, on_message: Message
     return StateFile(path, parse, on_message=on_message)
 
 
-def calibrated(target: GGUFHeader, draft: GGUFHeader, waking: Waking) -> Waking:
-    """Return `waking` with the threshold and window that were chosen for its signal and span.
+def calibrated(target: GGUFHeader, draft: GGUFHeader, wake_policy: WakePolicy) -> WakePolicy:
+    """Return `wake_policy` with the threshold and window that were chosen for its signal and span.
 
     Raises UsageError where none was: what to run.
     """
-    found = load_calibration(target, draft).choices.get(_choice_name(waking.signal, waking.span))
+    found = load_calibration(target, draft).choices.get(_choice_name(wake_policy.signal, wake_policy.span))
     if found is None:
         raise UsageError(
-            f"no threshold is known of these models for the signal {waking.signal} and the span "
-            f"{waking.span}; run `edgespec calibrate` with them and this span, or give a threshold"
+            f"no threshold is known of these models for the signal {wake_policy.signal} and the span "
+            f"{wake_policy.span}; run `edgespec calibrate` with them and this span, or give a threshold"
         )
-    return found.waking
+    return found.wake_policy
 
 
 def _choice_name(signal: Signal, span: Span) -> str:
@@ -208,18 +208,18 @@ def signal_of(row: Rows, signal: Signal) -> float:
 class Confidence:
     """The mean of a signal over the last tokens, and whether it says to wake the target."""
 
-    def __init__(self, waking: Waking) -> None:
-        """Begin with no token; `waking` has a threshold."""
-        self._waking = waking
-        self._last: deque[float] = deque(maxlen=waking.window)
+    def __init__(self, wake_policy: WakePolicy) -> None:
+        """Begin with no token; `wake_policy` has a threshold."""
+        self._wake_policy = wake_policy
+        self._last: deque[float] = deque(maxlen=wake_policy.window)
 
     def lost(self, value: float) -> bool:
         """Add the signal of a position; return whether the target should write from there on."""
-        threshold = self._waking.threshold
+        threshold = self._wake_policy.threshold
         assert threshold is not None  # noqa: S101 - for the type checker: resolved before
         self._last.append(value)
         mean = sum(self._last) / len(self._last)
-        if self._waking.signal == "entropy":
+        if self._wake_policy.signal == "entropy":
             return mean >= threshold
         return threshold > 0.0 and mean <= threshold
 
@@ -260,8 +260,8 @@ class Cascade(Loop):
         `drafter` helps the target's spans (None: plainly), and may do so with `small`.
         `n_ctx` is where the context counts as full, by default the end of `target`'s.
         """
-        waking = task.options.cascade
-        assert waking is not None  # noqa: S101 - for the type checker
+        wake_policy = task.options.cascade
+        assert wake_policy is not None  # noqa: S101 - for the type checker
         super().__init__(prompt, task, n_ctx=n_ctx or target.n_ctx, is_eog=target.model.is_eog)
         self.n_woken = 0
         """Times that the target was woken."""
@@ -269,8 +269,8 @@ class Cascade(Loop):
         self._target, self._small, self.drafter = target, small, drafter
         self._span: Generation | None = None
         """The target's generation under way; None: the small model writes."""
-        self._waking = waking
-        self._confidence = Confidence(waking)
+        self._wake_policy = wake_policy
+        self._confidence = Confidence(wake_policy)
         self._to_the_end = False
         self._sampler = task.options.params.sampler(
             target.model.n_vocab, 0, seed=task.coins.seed, vocabulary=target.model
@@ -313,12 +313,12 @@ class Cascade(Loop):
             self._part = asked
             return asked
 
-    def take(self, result: ForwardResult) -> Step | None:
+    def process(self, result: ForwardResult) -> Step | None:
         """Process the result of the pass; None if the small model was unsure: the target is woken."""
         with self._small.blamed:
             if not self._span:
                 return self._write_alone(result)
-            made = self._span.take(result)
+            made = self._span.process(result)
             if self._span.is_complete:
                 self._span.close()
                 self._span = None
@@ -350,10 +350,10 @@ class Cascade(Loop):
         assert self._part, "ask comes first"  # noqa: S101
         row = self._part.finish(result).rows[0]
         made = None
-        if self._confidence.lost(signal_of(row, self._waking.signal)):
+        if self._confidence.lost(signal_of(row, self._wake_policy.signal)):
             self._wake()
         else:
-            (coin,) = self._task.coins.take(1)
+            (coin,) = self._task.coins.draw(1)
             token = self._sampler.sample(row, self._recent(), coin, -1)
             self._emit([token])
             made = Step((token,), alone=True)
@@ -362,11 +362,11 @@ class Cascade(Loop):
         return made
 
     def _wake(self) -> None:
-        n = self.n_left
-        if self._waking.span == "rest":
+        n = self.n_predict_left
+        if self._wake_policy.span == "rest":
             self._to_the_end = True
         elif not self._to_the_end:
-            n = self._waking.span if n is None else min(n, self._waking.span)
+            n = self._wake_policy.span if n is None else min(n, self._wake_policy.span)
         options = replace(self._task.options, n_predict=n, cascade=None, n_logprobs=None)
         span = self._span = Generation(
             self._target,
@@ -386,6 +386,6 @@ class Cascade(Loop):
     def note(self) -> str:
         """Return a sentence about how often the target was woken, why, and what it read."""
         if not self.n_woken:
-            return f"the small model wrote alone: the target was never woken ({self._waking})"
+            return f"the small model wrote alone: the target was never woken ({self._wake_policy})"
         times = "once" if self.n_woken == 1 else f"{self.n_woken} times"
-        return f"the target was woken {times} ({self._waking}) and read {self._n_read} tokens then"
+        return f"the target was woken {times} ({self._wake_policy}) and read {self._n_read} tokens then"

@@ -14,7 +14,7 @@ from edgespec.decoding.choices import DrafterChoice, NamedDrafter
 from edgespec.decoding.generate import Generation, Loop
 from edgespec.decoding.options import OptionKeywords, Options, token_ids
 from edgespec.decoding.records import Result
-from edgespec.drafting.draft import Draft, states_worth
+from edgespec.drafting.draft import Draft, n_states_worth_reading
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import Learned, Pace
 from edgespec.drafting.plugin import PluginDrafter, SourcePace, find_drafter, record_of
@@ -97,7 +97,7 @@ class RequestRunner:
             if one is None or one.is_preempted:
                 return False
             loop = one.generation  # of which the prompt may not be prefilled yet
-            n_soon = _SOON if loop.n_left is None else min(_SOON, loop.n_left)
+            n_soon = _SOON if loop.n_predict_left is None else min(_SOON, loop.n_predict_left)
             to_come += len(loop.tokens) - loop.session.n_past + n_soon
         free = sequences.cache.n_ctx - sequences.n_used - to_come
         if isinstance(prompt, int):
@@ -154,8 +154,8 @@ class RequestRunner:
             part = loop.ask()
             if part is None:
                 stream.end()
-            elif made := loop.take(part.run()):
-                stream.take(made)
+            elif made := loop.process(part.run()):
+                stream.append(made)
 
     @contextmanager
     def _advancing(self) -> Iterator[None]:
@@ -252,7 +252,7 @@ class RequestRunner:
         return pace
 
     def _n_states(self, pace: Pace, target: Model, n_unread: int, n_predict: int | None) -> int:
-        return states_worth(pace, target, n_unread, n_predict, n_requests=max(1, self.n_running))
+        return n_states_worth_reading(pace, target, n_unread, n_predict, n_requests=max(1, self.n_running))
 
     def _drafter(
         self,
@@ -313,10 +313,10 @@ class RequestRunner:
         if self._is_advancing:
             raise UsageError("on_step was called in the middle of a text: begin and end others after it")
 
-    def keep(self) -> None:
+    def store_texts(self) -> None:
         """Store the texts that ended for drafting; until then they can be forgotten."""
         while self._unkept:
-            self._earlier_texts.keep(*self._unkept.pop(0))
+            self._earlier_texts.add(*self._unkept.pop(0))
 
     def forget(self) -> None:
         """End the requests under way, and forget the texts that were not stored yet."""
@@ -573,7 +573,7 @@ class Engine(Closing):
                 self._requests.end_all(
                     "the engine writes one at a time and began another; read it first, or choose parallel"
                 )
-            self._requests.keep()
+            self._requests.store_texts()
             self._requests.end_damaged()
             if self._options.signals and not self._requests.n_running:
                 self._options.signals.drain()
@@ -656,7 +656,7 @@ class Engine(Closing):
                 with ExitStack() as stack:  # the last one first, each whatever the others raise
                     stack.callback(self._pair.close)
                     stack.callback(self._knowledge.store, self._options.on_message)
-                    stack.callback(self._requests.keep)
+                    stack.callback(self._requests.store_texts)
                     self._requests.end_all("the engine was closed")
 
 

@@ -14,7 +14,7 @@ from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter, 
 from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.generate import Task
 from edgespec.decoding.option_table import MAX_GAMMA
-from edgespec.decoding.options import Options, Waking
+from edgespec.decoding.options import Options, WakePolicy
 from edgespec.decoding.records import Mode
 from edgespec.decoding.sampling import Coins
 from edgespec.decoding.thoughts import ThoughtConstraint, ThoughtLimit
@@ -305,11 +305,11 @@ class Pair(Closing):
         try:
             sha256 = sha256_of(self.target.path)
         except OSError as error:
-            self._states.say(f"states of prompts are not kept: {describe_os_error(error)}")
+            self._states.warn_once(f"states of prompts are not kept: {describe_os_error(error)}")
             return None
         key = model_key(self.target, sha256, n_ctx=cache.n_ctx, n_threads=self.n_threads)
         if not key:
-            self._states.say("states of prompts are not kept: it is not known which kernels wrote them")
+            self._states.warn_once("states of prompts are not kept: it is not known which kernels wrote them")
             return None
         return PromptStates(self._states, key, cache)
 
@@ -502,7 +502,7 @@ def _asked_tokens(options: EngineOptions, header: GGUFHeader) -> int:
     return options.n_cells or n_tokens * (options.parallel or 1)
 
 
-def _resolved(pair: Pair, cascade: Waking) -> Waking:
+def _resolved(pair: Pair, cascade: WakePolicy) -> WakePolicy:
     """Return `cascade` with a threshold: its own, or the one calibrated for this pair."""
     draft = pair.draft.writer()
     return cascade if cascade.threshold is not None else calibrated(pair.target.header, draft.header, cascade)

@@ -84,7 +84,7 @@ class Stream:
     def __next__(self) -> Token:
         while True:
             with self.lock:  # for a pass at most: other threads have their turn between two
-                if token := self._take_token():
+                if token := self._next_token():
                     return token
                 self._raise()
                 if self.finished:
@@ -102,7 +102,7 @@ class Stream:
         """
         tokens = []
         with self.lock:
-            while token := self._take_token():
+            while token := self._next_token():
                 tokens.append(token)
             if not tokens:
                 self._raise()
@@ -168,7 +168,7 @@ class Stream:
 
     # ---- told by whoever runs the loop ----
 
-    def take(self, made: Step) -> None:
+    def append(self, made: Step) -> None:
         """Take what the loop has written."""
         if self._ttft_s is None:
             self._ttft_s = time.perf_counter() - self._called
@@ -185,7 +185,7 @@ class Stream:
 
     # ---- tokens with their text ----
 
-    def _take_token(self) -> Token | None:
+    def _next_token(self) -> Token | None:
         """Return the next token; None if none is there."""
         if self.finished:
             return None

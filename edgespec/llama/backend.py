@@ -78,7 +78,7 @@ def address_of(name: str) -> int:
     return ctypes.cast(cast("ctypes.CDLL", llama._lib)[name], ctypes.c_void_p).value or 0
 
 
-def _keep_log_line(level: int, text: bytes | None, _user_data: int | None) -> None:
+def _store_log_line(level: int, text: bytes | None, _user_data: int | None) -> None:
     if _LEVEL_WARN <= level <= _LEVEL_ERROR and text:
         _log.append((level, text.decode(errors="replace").strip()))
 
@@ -128,7 +128,7 @@ def _load_cpu_backend() -> str:
 _PAUSE_HARD = 2  # omp_pause_resource_t
 _AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 # The library keeps these addresses until the process ends, so the objects must live as long.
-_log_callback = llama.llama_log_callback(_keep_log_line)
+_log_callback = llama.llama_log_callback(_store_log_line)
 _abort_callback = _AbortCallback(_stop_in_one_line)
 _set_log = llama.llama_log_set
 _set_log(_log_callback, ctypes.c_void_p(0))
@@ -193,7 +193,7 @@ def whole_log(on_piece: Callable[[str], None]) -> Iterator[None]:
     """Inside the block, `on_piece` takes all that the library logs, in the pieces in which it does."""
 
     def keep(level: int, text: bytes | None, user_data: int | None) -> None:
-        _keep_log_line(level, text, user_data)
+        _store_log_line(level, text, user_data)
         on_piece((text or b"").decode(errors="replace"))
 
     callback = llama.llama_log_callback(keep)

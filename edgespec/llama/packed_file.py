@@ -127,7 +127,7 @@ class PackedFile(msgspec.Struct, frozen=True):
         """Delete the file, which cannot be used."""
         self.folder.delete(self.name)
 
-    def keep(
+    def start_writing(
         self,
         tensors: Sequence[PackedTensor],
         owner: object,

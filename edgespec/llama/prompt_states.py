@@ -77,9 +77,9 @@ class StateFolder:
         """Make the folder if there is none; `on_message` takes lines that the user should know."""
         self._path, self._limit = room
         self._folder = state_files(room.path)
-        self.tell = on_message
+        self.on_message = on_message
         """Gives a line to whoever listens, for the user."""
-        self.say = once(on_message)
+        self.warn_once = once(on_message)
         """Report a line, unless it was reported before."""
         self._known: dict[str, _StoredSequence] = {}
         self._is_refused = False
@@ -90,7 +90,7 @@ class StateFolder:
 
     def _refuse(self, error: OSError) -> None:
         self._is_refused = True
-        self.say(f"states of prompts are not kept: {self._path}: {error.strerror}")
+        self.warn_once(f"states of prompts are not kept: {self._path}: {error.strerror}")
 
     def sequences(self, model: str) -> list[_StoredSequence]:
         """Return the sequences of a model; a damaged file is deleted."""
@@ -145,9 +145,9 @@ class StateFolder:
         self._known.pop(name, None)
         if isinstance(error, DamagedFileError):
             if self._folder.delete(name):
-                self.say(f"{path}: {error}; deleted")
+                self.warn_once(f"{path}: {error}; deleted")
         elif not isinstance(error, FileNotFoundError):
-            self.say(f"{path}: {error.strerror or error}; not used")
+            self.warn_once(f"{path}: {error.strerror or error}; not used")
 
     def touch(self, stored: _StoredSequence) -> None:
         """Note that a sequence was used."""
@@ -172,7 +172,7 @@ class StateFolder:
             with self._folder.locked():
                 if not self._folder.make_room(n_bytes, self._limit, time.time_ns()):
                     limit = f"the limit, {self._limit / 1e6:,.0f} MB, is too small for one of them"
-                    self.say(f"{self._path}: not all states are kept: {limit}")
+                    self.warn_once(f"{self._path}: not all states are kept: {limit}")
                     return
                 with self._folder.writing(_name(model, tokens)) as file:  # not synced: checksums tell
                     file.write(_HEAD.pack(_MAGIC, 0))
@@ -263,10 +263,10 @@ class PromptStates:
             session.restore(states[0], stored.tokens, {one.n_tokens: copy.copy() for one, copy in later})
             session.rewind(n)
         except EdgespecError as error:
-            self._folder.say(str(error))
+            self._folder.warn_once(str(error))
         if (n := session.n_past - n_before) > 0:
             seconds = time.perf_counter() - started
-            self._folder.tell(f"restored {n:,} tokens from disk in {seconds:.2f} s")
+            self._folder.on_message(f"restored {n:,} tokens from disk in {seconds:.2f} s")
 
     def save(self, session: Session) -> None:
         """Write a sequence in the place of those that it begins with.
@@ -287,7 +287,7 @@ class PromptStates:
         try:
             self._folder.write(self._model, tokens, self._states(session), n_bytes, shorter)
         except (EdgespecError, MemoryError) as error:
-            self._folder.say(str(error) or "a prompt's states are not kept: out of memory")
+            self._folder.warn_once(str(error) or "a prompt's states are not kept: out of memory")
 
     def _states(self, session: Session) -> Iterator[tuple[int, State]]:
         yield session.n_past, session.state()

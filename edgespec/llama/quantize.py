@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import last_log_error, llama, whole_log
-from edgespec.platform.processes import ReportingChild, answer, say
+from edgespec.platform.processes import ReportingChild, answer, send
 
 Importance = Mapping[str, npt.NDArray[np.float32]]
 """Name of a matrix -> a number for each column; for matrices of experts those of one expert after another."""
@@ -154,7 +154,7 @@ def _quantize_here() -> int:
 def _convert(conversion: _Conversion) -> None:
     def tell(piece: str) -> None:
         if tensor := re.match(r"\[ *(\d+)/ *(\d+)\]", piece):
-            say("tensor", (int(tensor[1]), int(tensor[2])))
+            send("tensor", (int(tensor[1]), int(tensor[2])))
 
     params = llama.llama_model_quantize_default_params()
     params.ftype = conversion.ftype

@@ -197,10 +197,10 @@ class Rollback:
         """Return how many of `n_tokens` that are to be read to read first."""
         return n_tokens
 
-    def keep(self, sequence: int) -> None:
+    def checkpoint(self, sequence: int) -> None:
         """Make it possible for `cut` to go back to where a sequence is now, whatever it reads."""
 
-    def keep_at(self, sequence: int, places: Sequence[int]) -> None:
+    def checkpoint_at(self, sequence: int, places: Sequence[int]) -> None:
         """Make it possible for `cut` to go back to these numbers of tokens, once they are read."""
 
     def rest(self, sequence: int) -> None:
@@ -322,7 +322,7 @@ class States(Rollback):
         line = self._lines[sequence]
         if n in line.marks:
             llama.llama_memory_seq_cp(self._memory, line.marks[n], sequence, 0, 0)
-        elif n in line.copies and not self._put(sequence, line.copies[n]):
+        elif n in line.copies and not self._restore(sequence, line.copies[n]):
             n = 0
         if n and self._remove(sequence, n) and super().n_past(sequence) == n:
             return n
@@ -348,7 +348,7 @@ class States(Rollback):
         state = line.copies[n] if n in line.copies else self._copy(line.marks.get(n, source))
         llama.llama_memory_seq_cp(self._memory, source, sequence, 0, n)
         self._lines[sequence].copies = {place: copy for place, copy in line.copies.items() if place <= n}
-        return n if self._put(sequence, state) else self.cut(sequence, 0)
+        return n if self._restore(sequence, state) else self.cut(sequence, 0)
 
     # ---- passes ----
 
@@ -369,7 +369,7 @@ class States(Rollback):
         for line in self._lines:  # states of others may be moved, and their snapshots are not
             line.last = None
         for part in parts:
-            self._keep_wanted(part)
+            self._checkpoint_wanted(part)
             self._lines[part.sequence].last = part
         self._broken = []
         return sum(len(part.tokens) for part in parts) >= LONG
@@ -448,7 +448,7 @@ class States(Rollback):
         llama.llama_state_seq_get_data_ext(self._context, bytes_of(state), size, sequence, _STATE_ONLY)
         return state
 
-    def _put(self, sequence: int, state: State) -> bool:
+    def _restore(self, sequence: int, state: State) -> bool:
         """Give a sequence the state of a copy; return whether the library could."""
         n = llama.llama_state_seq_set_data_ext(
             self._context, bytes_of(state), state.nbytes, sequence, _STATE_ONLY
@@ -460,13 +460,13 @@ class States(Rollback):
         stops = (n - n_past for n in self._lines[sequence].wanted)
         return min((n for n in stops if 0 < n < n_tokens), default=n_tokens)
 
-    def _keep_wanted(self, part: SequenceTokens) -> None:
+    def _checkpoint_wanted(self, part: SequenceTokens) -> None:
         line, end = self._lines[part.sequence], part.n_past + len(part.tokens)
         if any(n < end for n in line.wanted):
             line.wanted = [n for n in line.wanted if n >= end]
-            self.keep(part.sequence)
+            self.checkpoint(part.sequence)
 
-    def keep(self, sequence: int) -> None:
+    def checkpoint(self, sequence: int) -> None:
         """Copy the state; of too many copies, one that is neither the first nor the last is freed."""
         line, n_past = self._lines[sequence], self.n_past(sequence)
         if n_past and n_past not in line.copies:
@@ -474,7 +474,7 @@ class States(Rollback):
             while len(line.copies) > MOST_COPIES:
                 del line.copies[sorted(line.copies)[1]]
 
-    def keep_at(self, sequence: int, places: Sequence[int]) -> None:
+    def checkpoint_at(self, sequence: int, places: Sequence[int]) -> None:
         """Note after how many tokens of a sequence its state is to be copied, when it reads on."""
         n_past = self.n_past(sequence)
         self._lines[sequence].wanted = [n for n in places if n > n_past]

@@ -87,7 +87,7 @@ def self_test(plugin: Path, isa: str, *, retest: bool = False) -> SelfTest:
     answer = None if retest else _read(kept)
     if answer is None or answer.outdated:
         answer = _test(plugin, isa, measures=_can_keep(kept))
-        _keep(kept, answer)
+        _store(kept, answer)
     return replace(answer, build=kept.path.stem if kept else "")
 
 
@@ -160,7 +160,7 @@ def _can_keep(kept: StateFile[SelfTest] | None) -> bool:
     return os.access(kept.path.parent, os.W_OK)
 
 
-def _keep(kept: StateFile[SelfTest] | None, answer: SelfTest) -> None:
+def _store(kept: StateFile[SelfTest] | None, answer: SelfTest) -> None:
     """Store `answer`. If that fails, the next process tests again."""
     if kept:
         with suppress(OSError):

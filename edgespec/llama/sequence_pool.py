@@ -108,20 +108,20 @@ class SequencePool(Closing):
         if self._states:
             self._states.extend(session, tokens, self.make_room)
         if self._keeps:
-            self._keep_places(session, n_same, len(tokens))
+            self._checkpoint_places(session, n_same, len(tokens))
         self._running.append(session)
         return session
 
-    def _keep_places(self, session: Session, n_same: int, n_prompt: int) -> None:
+    def _checkpoint_places(self, session: Session, n_same: int, n_prompt: int) -> None:
         """Keep states at the places where later prompts are likely to part from this one.
 
         That is where this one parts from those before, at `n_same`, and shortly before its end.
         """
         n_past = session.n_past
         if n_prompt - n_past >= _WORTH_A_STOP:
-            session.keep_at(n_same, n_prompt - _ENDING)
+            session.checkpoint_at(n_same, n_prompt - _ENDING)
         elif n_past:
-            session.keep()
+            session.checkpoint()
 
     def _best(self, tokens: Sequence[int]) -> tuple[Session | None, int, int]:
         """Return the sequence with the longest usable beginning of `tokens`, its length, the known length.

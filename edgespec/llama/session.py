@@ -192,13 +192,13 @@ class Session(Closing):
             )
         return self.cache.rollback.cut(self.sequence, n_keep)
 
-    def keep(self) -> None:
+    def checkpoint(self) -> None:
         """Checkpoint the state here: `rewind` can come back to it, whatever follows."""
-        self.cache.rollback.keep(self.sequence)
+        self.cache.rollback.checkpoint(self.sequence)
 
-    def keep_at(self, *n_tokens: int) -> None:
+    def checkpoint_at(self, *n_tokens: int) -> None:
         """Checkpoint at these lengths, or shortly before."""
-        self.cache.rollback.keep_at(self.sequence, n_tokens)
+        self.cache.rollback.checkpoint_at(self.sequence, n_tokens)
 
     def rest(self) -> None:
         """Free what only a sequence under way needs; this one is kept as it is."""

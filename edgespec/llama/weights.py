@@ -237,7 +237,7 @@ class Model(Closing):
         """
         if self._file and not self.is_mapped:
             self._idle = idle or IdleTime()
-            self._keeping = self._file.keep(self.packed, self, interrupt, on_message, self._idle)
+            self._keeping = self._file.start_writing(self.packed, self, interrupt, on_message, self._idle)
 
     @property
     def name(self) -> str:

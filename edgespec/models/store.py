@@ -159,7 +159,7 @@ class Store(msgspec.Struct, frozen=True):
             remember(file, stamp.sha256)
         write_atomically(self._stamp_file(entry), _text_of(stamp))
 
-    def put(self, entry: Entry, complete: Path, stamp: Stamp) -> None:
+    def install(self, entry: Entry, complete: Path, stamp: Stamp) -> None:
         """Make the file `complete` that of the entry, with its stamp, or change neither. Raises OSError."""
         replace_together(complete, self.file(entry), (self._stamp_file(entry), _text_of(stamp)))
         remember(self.file(entry), stamp.sha256)

@@ -308,7 +308,7 @@ class StateFile(Generic[T]):
         self.path = path
         self._parse = parse
         self._lock = path.with_name(lock)
-        self.say = once(on_message)
+        self.warn_once = once(on_message)
         """Reports a line to the user, unless it was reported before."""
 
     def peek(self) -> T | None:
@@ -335,7 +335,7 @@ class StateFile(Generic[T]):
             with self._locked():
                 return self._usable()
         except OSError:  # the file cannot be set aside
-            self.say(f"{self.path}: {problem}; it is not used")
+            self.warn_once(f"{self.path}: {problem}; it is not used")
         return None
 
     def update(self, change: Callable[[T | None], bytes]) -> None:
@@ -372,15 +372,15 @@ class StateFile(Generic[T]):
         try:
             return self.peek()
         except DamagedFileError as error:
-            set_aside(self.path, str(error), self.say)
+            set_aside(self.path, str(error), self.warn_once)
             return None
 
 
-def set_aside(path: Path, why: str, say: MessageFn) -> None:
+def set_aside(path: Path, why: str, on_message: MessageFn) -> None:
     """Rename a file that cannot be used, replacing an earlier one, and report it. Raises OSError."""
     aside = path.with_name(f"{path.name}.set-aside")
     path.replace(aside)
-    say(f"{path}: {why}; set aside as {aside.name}")
+    on_message(f"{path}: {why}; set aside as {aside.name}")
 
 
 def write_all(file: int, data: bytes | memoryview, offset: int) -> None:

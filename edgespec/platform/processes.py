@@ -77,7 +77,7 @@ class ReportingChild:
     """Work in a child process that reports results as it finds them. Iterate over it, once.
 
     `module.function()` runs in a new Python with `request` on its stdin (see `answer`); each pair it sends
-    with `say` is yielded. The child is killed when this process or the iteration ends.
+    with `send` is yielded. The child is killed when this process or the iteration ends.
     """
 
     def __init__(self, module: str, function: str, request: object) -> None:
@@ -128,7 +128,7 @@ def answer(kind: type[_T], work: Callable[[_T], None]) -> int:
     return 0
 
 
-def say(kind: str, value: object) -> None:
+def send(kind: str, value: object) -> None:
     """In the child: send a pair to the ReportingChild."""
     sys.stdout.buffer.write(msgspec.json.encode((kind, value)) + b"\n")
     sys.stdout.buffer.flush()

@@ -14,7 +14,7 @@ from edgespec.cli import app, console
 from edgespec.cli.console import option_of
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import Sampling
-from edgespec.decoding.options import Options, Waking
+from edgespec.decoding.options import Options, WakePolicy
 from edgespec.decoding.sampling import SAMPLING, SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
@@ -30,7 +30,7 @@ NO_OPTIONS = {
 FIELDS = [
     name
     for names in (
-        *([field.name for field in fields(kind)] for kind in (Options, SamplingParams, Waking)),
+        *([field.name for field in fields(kind)] for kind in (Options, SamplingParams, WakePolicy)),
         inspect.signature(Engine).parameters,
     )
     for name in names

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from command_line import COMMAND, run_cli
-from edgespec.cli.profile import _keep
+from edgespec.cli.profile import _store
 from edgespec.drafting.measure import Measured
 from edgespec.drafting.profile import N_MAX, CostCurve, ProfileKey
 from user_models import write_user_models
@@ -103,7 +103,7 @@ def test_what_is_not_reliable_does_not_replace_what_is(
         return Measured(curve, None, None, None, 0.0, warnings, 1, 3)
 
     for seconds, reliable in ((1.0, was_reliable), (2.0, is_reliable)):
-        _keep(key, costs(seconds, reliable=reliable), json=False, force=force)
+        _store(key, costs(seconds, reliable=reliable), json=False, force=force)
     (file,) = stored(tmp_path)
     assert json.loads(file.read_text())["target"]["read"] == (2.0 if replaced else 1.0)
     assert ("--force" in capsys.readouterr().err) != replaced

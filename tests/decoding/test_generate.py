@@ -84,7 +84,7 @@ def test_a_generation_asks_for_passes_of_the_target_alone(sessions):
     asked = []
     while part := run.ask():
         asked.append(part)
-        run.take(part.run())
+        run.process(part.run())
     assert {part.session for part in asked} == {target}
     assert all(isinstance(part.tokens, array) and part.tokens.typecode == "i" for part in asked)
     assert any(one.parents for one in asked)

@@ -126,7 +126,7 @@ def test_reading_a_prompt_copies_it_once() -> None:
         tokens = run.tokens = CountedTokens(run.tokens)
         while not run.is_writing:
             part = run.ask(PREFILL_CHUNK)
-            run.take(part.run())
+            run.process(part.run())
         assert session.tokens == [token % V for token in range(n)]
         assert tokens.copied <= 2 * n
 

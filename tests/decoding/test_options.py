@@ -9,7 +9,7 @@ import pytest
 
 from edgespec import SamplingParams
 from edgespec.decoding.option_table import MAX_GAMMA, MAX_LOGPROBS
-from edgespec.decoding.options import Options, Waking
+from edgespec.decoding.options import Options, WakePolicy
 from edgespec.errors import UsageError
 
 
@@ -47,8 +47,8 @@ def test_bad_values(field: str, value: object) -> None:
     ("field", "options"),
     [
         ("rule", {"lenience": 0.5, "rule": "match"}),
-        ("lenience", {"lenience": 0.5, "cascade": Waking(threshold=0.5)}),
-        ("rule", {"rule": "block", "cascade": Waking(threshold=0.5)}),
+        ("lenience", {"lenience": 0.5, "cascade": WakePolicy(threshold=0.5)}),
+        ("rule", {"rule": "block", "cascade": WakePolicy(threshold=0.5)}),
     ],
 )
 def test_contradictions(field: str, options: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def test_contradictions(field: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "waking"),
+    ("field", "wake_policy"),
     [
         ("threshold", {"signal": "margin", "threshold": 1.5}),
         ("threshold", {"signal": "margin", "threshold": math.nan}),
@@ -70,8 +70,8 @@ def test_contradictions(field: str, options: dict[str, Any]) -> None:
         ("window", {"threshold": 0.5, "window": 0}),
     ],
 )
-def test_what_a_cascade_cannot_be_told(field: str, waking: dict[str, Any]) -> None:
+def test_what_a_cascade_cannot_be_told(field: str, wake_policy: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as found:
-        Waking(**waking)
+        WakePolicy(**wake_policy)
     assert found.value.field == field
-    assert str(found.value).startswith(f"{field} {waking[field]}: ")
+    assert str(found.value).startswith(f"{field} {wake_policy[field]}: ")

@@ -12,9 +12,9 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.grammars import Grammar
-from edgespec.decoding.options import Options, Waking
+from edgespec.decoding.options import Options, WakePolicy
 from edgespec.decoding.session import KEPT, Forward, TargetFeatures
-from edgespec.drafting.draft import states_worth
+from edgespec.drafting.draft import n_states_worth_reading
 from edgespec.drafting.heads.head import HeadModel
 from edgespec.drafting.heads.head_file import read_head
 from edgespec.drafting.heads.made import Fusion
@@ -320,7 +320,7 @@ def test_its_rows_in_a_window_are_those_of_a_head_that_began_there(
             return HeadModel(Session.within(cache), features, **matrices)
 
         features = TargetFeatures(head.n_embd)
-        features.put(0, text, states)
+        features.set(0, text, states)
         size = KVCacheSize(n_ctx=256, n_sequences=2)
         with KVCache(model, size, n_threads=1, takes_inputs=True) as cache:
             long = opened(cache)
@@ -345,7 +345,7 @@ def test_states_that_are_kept():
             text += [0] * (at - len(text))
         new = rng.integers(0, 1000, int(rng.integers(1, 64))).tolist()
         text[at:] = new
-        features.put(at, new, np.array(new, np.float32)[:, None])
+        features.set(at, new, np.array(new, np.float32)[:, None])
         assert features.end == len(text)
         assert features.first >= first
         assert features.end - features.first >= min(KEPT, len(text) - first)
@@ -355,7 +355,7 @@ def test_states_that_are_kept():
     features.begin([*text[:-5], 1001, 1002])
     assert features.end == len(text) - 5
     features.begin([])
-    features.put(7, [1], np.ones((1, 1), np.float32))
+    features.set(7, [1], np.ones((1, 1), np.float32))
     assert (features.first, features.end) == (7, 8)
 
 
@@ -374,7 +374,7 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
     def worth(n_unread, n_predict=None, policy=usual, n=1, n_known=0):
         pace = pace_of(policy, curves())
         pace.n_known = n_known
-        return states_worth(pace, target, n_unread, n_predict, n_requests=n)
+        return n_states_worth_reading(pace, target, n_unread, n_predict, n_requests=n)
 
     for n_unread in (64, 100, 1000):
         assert worth(n_unread, 2000) == 32
@@ -409,7 +409,7 @@ def test_requests_that_join_in_one_step_are_judged_together(target_path, head_pa
         asked.append(n_requests)
         return 0
 
-    monkeypatch.setattr("edgespec.engine.engine.states_worth", worth)
+    monkeypatch.setattr("edgespec.engine.engine.n_states_worth_reading", worth)
     with Engine(target_path, head_path, n_ctx=256, profile=False, parallel=3) as engine:
         streams = [engine.stream([i + 1, 7, 9], params=GREEDY, n_predict=4) for i in range(3)]
         for stream in streams:
@@ -464,7 +464,7 @@ def test_a_head_for_another_target(tmp_path, target_path, head_path):
 def test_a_head_is_no_target_and_writes_no_cascade(target_path, head_path, engine):
     assert "a draft head; it cannot be a target" in refusal(head_path, None, UsageError, drafter="none")
     with pytest.raises(UsageError, match="a draft head, which cannot write in a cascade by itself"):
-        engine.generate([1, 2], cascade=Waking(threshold=0.5))
+        engine.generate([1, 2], cascade=WakePolicy(threshold=0.5))
 
 
 def test_damaged_heads(tmp_path, target_path, head_path):

@@ -90,7 +90,7 @@ def test_what_was_learnt_is_stored_on_close_and_not_before(engine, cache):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-@pytest.mark.parametrize("fails", [(EarlierTexts, "keep"), (Learned, "store"), (Draft, "use_cache")])
+@pytest.mark.parametrize("fails", [(EarlierTexts, "add"), (Learned, "store"), (Draft, "use_cache")])
 def test_what_fails_at_the_end_leaves_nothing_open(engine, cache, monkeypatch, fails, error):
     """A second Ctrl-C, or a disk's error: the rest is done all the same."""
 

@@ -102,7 +102,7 @@ class FakeSession(Closing):
         self.n_past = n_keep
         return n_keep
 
-    def keep(self) -> None:
+    def checkpoint(self) -> None:
         self.kept.append(self.n_past)
 
     def clear(self) -> None:

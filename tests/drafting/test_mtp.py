@@ -7,7 +7,7 @@ import pytest
 
 from architecture_table import MTP
 from edgespec import Engine, SamplingParams
-from edgespec.decoding.options import Waking
+from edgespec.decoding.options import WakePolicy
 from edgespec.decoding.session import Forward, TargetFeatures
 from edgespec.drafting.heads import mtp
 from edgespec.drafting.heads.head import HeadModel
@@ -177,13 +177,13 @@ def test_its_rows_are_those_of_all_tokens_read_at_once(name):
         assert states.shape == (len(text), target.n_embd)
         features = TargetFeatures(target.n_embd)
         head = HeadModel(head_session, features, n_vocab=target.n_vocab)
-        features.put(0, text[:2], states[:2])
+        features.set(0, text[:2], states[:2])
         rows = []
         for i in range(2, len(text) + 1):
             result = head.evaluate(text[:i]).copy()
             rows.append(result.rows[0])
             if i < len(text) - 1:
-                features.put(i, [text[i]], states[i : i + 1])
+                features.set(i, [text[i]], states[i : i + 1])
         own = result.features[-1:]
         assert not head.follows(len(text) + 2), "it has not been at the token between"
         after = head.run([*text, 17])[0].copy()
@@ -226,7 +226,7 @@ def test_its_costs_are_measured_and_kept_apart(name):
 
 def refusal(path, kind=UsageError, **options):
     with pytest.raises(kind) as caught, Engine(path, profile=False, **options) as engine:
-        engine.generate([1, 2], n_predict=2, cascade=Waking(threshold=0.5))
+        engine.generate([1, 2], n_predict=2, cascade=WakePolicy(threshold=0.5))
     message = str(caught.value)
     assert "\n" not in message
     return message

@@ -343,13 +343,13 @@ def test_its_rows_are_those_of_all_tokens_read_at_once(file, head_of):
         states = Forward(session, text, with_features=True).run().copy().features
         features = TargetFeatures(target.n_state)
         head = HeadModel(head_session, features, n_vocab=target.n_vocab, encode=head_model.encode)
-        features.put(0, text[:2], states[:2])
+        features.set(0, text[:2], states[:2])
         rows = []
         for i in range(2, len(text) + 1):
             result = head.evaluate(text[:i]).copy()
             rows.append(result.rows[0])
             if i < len(text) - 1:
-                features.put(i, [text[i]], states[i : i + 1])
+                features.set(i, [text[i]], states[i : i + 1])
         own = result.features[-1:]
         after = head.run([*text, 17])[0].copy()
 
@@ -377,10 +377,10 @@ def test_a_block_follows_all_states_read_at_once(file, head_of):
         make_rows = rows_maker(block_head, 1)
         model = BlockModel(head_session, features, block_head, n_vocab=target.n_vocab, make_rows=make_rows)
         assert not model.follows(1), "it knows no state"
-        features.put(0, text[:1], states[:1])
+        features.set(0, text[:1], states[:1])
         drafts = []
         for n in (2, 3, 7, 8, 20, 30):
-            features.put(features.end, text[features.end : n - 1], states[features.end : n - 1])
+            features.set(features.end, text[features.end : n - 1], states[features.end : n - 1])
             assert model.follows(n)
             assert model.n_unread(n) == 2
             rows = [model.run(text[:n])[0].copy()]
@@ -417,7 +417,7 @@ def test_the_equations_of_blocks(file, head_of):
         model = BlockModel(
             head_session, features, head, n_vocab=target.n_vocab, make_rows=rows_maker(head, 1)
         )
-        features.put(0, text[:-1], states)
+        features.set(0, text[:-1], states)
         block = [text[-1], *[head.mask] * (head.n_block - 1)]
         logits, hidden = head_equations.block_logits(weights, states.astype(np.float64), block)
         for n_right in range(head.n_block):  # then others are drafted
@@ -457,8 +457,8 @@ def test_a_path_goes_on_after_a_token_that_is_no_candidate(head_of):
         packed = np.zeros((6, head.n_embd), np.float32)
         packed[:, :7] = range(7)
         rows.set(ForwardResult(block, 0.0, 6, packed))
-        assert np.isfinite(rows.at(1, 6)[0]).sum() == 7
-        assert np.array_equal(rows.at(1, 7)[0][0], block[2])
+        assert np.isfinite(rows.logits_at(1, 6)[0]).sum() == 7
+        assert np.array_equal(rows.logits_at(1, 7)[0][0], block[2])
 
 
 @pytest.mark.parametrize(("bias", "chance"), [(-30.0, 0.0), (30.0, 1.0)])

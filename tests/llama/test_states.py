@@ -130,7 +130,7 @@ def test_what_is_kept_can_be_gone_back_to_from_anywhere(model: Model) -> None:
     with opened(model, SIZES["snapshots"]) as cache:
         session, reader = Session.within(cache), Reader(model)
         session.eval(text(20))
-        session.keep()
+        session.checkpoint()
         for seed in range(3):
             for n in (3, LONG + 3, 1):
                 session.eval(text(n, seed), n_logits=1)
@@ -144,7 +144,7 @@ def test_only_so_many_copies_are_kept(one_of_two: Model) -> None:
         session = Session.within(cache)
         for _ in range(4):
             session.eval(text(5))
-            session.keep()
+            session.checkpoint()
         assert sorted(session.copies()) == [5, 20]
         assert len(session.copies()) == MOST_COPIES
         session.clear()

@@ -445,7 +445,7 @@ def test_two_processes_pull_at_once_and_one_downloads(server, store):
     server.hub["me/repo/m.gguf"] = CONTENT
     server.stall[HUB_PATH] = [300_000]
     first = start_pull()
-    assert server.stalled.wait(20)
+    assert server.stalled.wait(60)
     second = start_pull()
     assert second.stderr.readline() == "m: another process is pulling it; waiting\n"
     server.release.set()
@@ -475,7 +475,7 @@ def test_kill_9_in_a_hub_download_then_resume(server, store, recorder):
     server.hub["me/repo/m.gguf"] = CONTENT
     server.stall[HUB_PATH] = [300_000]
     process = start_pull()
-    assert server.stalled.wait(20)
+    assert server.stalled.wait(60)
     part = store.root / "m.gguf.part"
     wait_until(lambda: part.exists() and part.stat().st_size >= 200_000)
     kill(process)

@@ -21,7 +21,7 @@ import os, sys, time
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.platform.processes import answer, say
+from edgespec.platform.processes import answer, send
 from edgespec.errors import EdgespecError, UsageError
 
 
@@ -32,26 +32,26 @@ class Request:
 
 
 def echo():
-    return answer(Request, lambda request: [say("word", word) for word in request.words])
+    return answer(Request, lambda request: [send("word", word) for word in request.words])
 
 
 def refuse():
     def work(request):
-        say("begun", len(request.words))
+        send("begun", len(request.words))
         raise UsageError("--words: these are naïve; choose others")
     return answer(Request, work)
 
 
 def crash():
     def work(request):
-        say("begun", 1)
+        send("begun", 1)
         os.abort()
     return answer(Request, work)
 
 
 def crash_in_mid_sentence():
     def work(request):
-        say("begun", 1)
+        send("begun", 1)
         os.write(sys.stdout.fileno(), b'["word", "half of')
         os.abort()
     return answer(Request, work)
@@ -60,7 +60,7 @@ def crash_in_mid_sentence():
 def chatter():
     def work(request):
         os.write(1, b"a library says something\\n")
-        say("begun", 1)
+        send("begun", 1)
     return answer(Request, work)
 
 
@@ -76,7 +76,7 @@ def go_on():
     def work(request):
         Path(request.file).write_text(str(os.getpid()))
         while True:
-            say("tick", None)
+            send("tick", None)
             time.sleep(0.01)
     return answer(Request, work)
 '''

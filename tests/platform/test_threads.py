@@ -11,7 +11,7 @@ def test_all_run_at_once_and_are_waited_for():
     meeting, done = threading.Barrier(3), []
 
     def piece():
-        meeting.wait(10)  # nobody gets past it alone
+        meeting.wait(60)  # nobody gets past it alone
         done.append(1)
 
     run_together([piece] * 3, lambda: None)
@@ -23,7 +23,7 @@ def test_one_that_fails_stops_the_others_and_is_what_is_raised():
 
     def works():
         try:
-            stop.wait(10)
+            stop.wait(60)
             raise StopRequest
         finally:
             ended.append(stop.is_set())

@@ -34,7 +34,7 @@ from edgespec.llama.gguf_header import read_header
 from edgespec.llama.rollback import LONG
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.platform.processes import Cancellation, ChildExit, ReportingChild, answer, say
+from edgespec.platform.processes import Cancellation, ChildExit, ReportingChild, answer, send
 from operations import operations_of
 from tiny_models import ARCHITECTURES, make_tiny
 
@@ -128,7 +128,7 @@ def main() -> int:
 def _check_all(request: _Request) -> None:
     for name in request.names:
         signal.alarm(TIMEOUT_S)  # ends the process
-        say("check", _check(name, Path(request.directory)))
+        send("check", _check(name, Path(request.directory)))
 
 
 def _check(name: str, directory: Path) -> Check:

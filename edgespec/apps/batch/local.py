@@ -118,7 +118,7 @@ class LocalWriter:
             self._engine.step()
         for stream in [*self._running]:
             if stream in self._running:  # not ended by another text of its request
-                self._take(stream)
+                self._receive(stream)
         self._admit()
         ended, self._ended = self._ended, []
         return ended
@@ -200,7 +200,7 @@ class LocalWriter:
             except Exception as error:  # noqa: BLE001 - an error of only this request
                 self._end(opened, self._error(error))
 
-    def _take(self, stream: Stream) -> None:
+    def _receive(self, stream: Stream) -> None:
         """Take the new tokens of a text, and end its request if that is complete."""
         opened, index = self._running[stream]
         try:

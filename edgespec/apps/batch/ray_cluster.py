@@ -168,7 +168,7 @@ class RayWriter:
         or other models.
         """
         self._settings = settings
-        self._tell = on_message
+        self._on_message = on_message
         self._workers: list[_RayWorker] = []
         self._unusable: set[str] = set()  # nodes
         self._again: deque[BatchRequest] = deque()
@@ -225,7 +225,7 @@ class RayWriter:
             return answers
         self._seen = time.monotonic()
         for call in ray.wait([*calls], timeout=_WAIT_S)[0]:
-            answers += self._take(calls[call])
+            answers += self._receive(calls[call])
         return answers
 
     def close(self) -> None:
@@ -257,9 +257,9 @@ class RayWriter:
     def _check_first(self, worker: _RayWorker, most_s: float) -> None:
         """Wait for the facts of a node at the beginning. Raises EdgespecError if they differ."""
         if ray.wait([worker.call], timeout=most_s)[0]:
-            self._take(worker, first=True)
+            self._receive(worker, first=True)
         else:
-            self._tell(f"node {worker.name} does not answer yet; it is used when it does")
+            self._on_message(f"node {worker.name} does not answer yet; it is used when it does")
 
     def _check_facts(self, facts: dict[str, str]) -> None:
         for name, here in self._facts.items():
@@ -280,7 +280,7 @@ class RayWriter:
         worker.unsent.append(request)
         return True
 
-    def _take(self, worker: _RayWorker, *, first: bool = False) -> Answers:
+    def _receive(self, worker: _RayWorker, *, first: bool = False) -> Answers:
         """Take the result of a call, start the worker's next one, and return new answers.
 
         At the beginning (`first`) a node that cannot be used raises EdgespecError, unless it is gone.
@@ -300,11 +300,11 @@ class RayWriter:
         if worker.stage == "load":
             worker.stage, worker.call = "work", None
             worker.parallel, worker.pid = came
-            self._tell(f"node {worker.name} is ready: {worker.parallel} at once, process {worker.pid}")
+            self._on_message(f"node {worker.name} is ready: {worker.parallel} at once, process {worker.pid}")
             return []
         answers, n_tokens, messages = came
         for line in messages:
-            self._tell(f"node {worker.name}: {line}")
+            self._on_message(f"node {worker.name}: {line}")
         self.n_tokens += n_tokens - worker.n_tokens
         worker.n_tokens, worker.call = n_tokens, None
         for request, _ in answers:
@@ -318,11 +318,11 @@ class RayWriter:
         ray.kill(worker.actor)
         if worker.stage == "work":
             lost = f"lost its worker{': ' * bool(why)}{why}"
-            self._tell(f"node {worker.name} {lost}; requests that are given out again: {len(worker.given)}")
+            self._on_message(f"node {worker.name} {lost}; requests given out again: {len(worker.given)}")
         else:
             self._unusable.add(worker.node)  # until it is started again, under another id
             ended = "the process ended before its models were loaded"
-            self._tell(f"node {worker.name} cannot be used: {why or ended}")
+            self._on_message(f"node {worker.name} cannot be used: {why or ended}")
         for place, request in worker.given.items():
             if request in worker.unsent:  # the worker never had it
                 self._again.append(request)

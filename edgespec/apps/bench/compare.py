@@ -50,8 +50,8 @@ from edgespec.apps.bench.runs import (
     Variant,
     WorkProgressFn,
     is_kept,
-    keep,
     read_kept,
+    store,
 )
 from edgespec.apps.bench.suites import Prompt, Suite
 from edgespec.decoding.choices import DrafterName
@@ -66,7 +66,7 @@ from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory
 from edgespec.models.hub import check_disk
 from edgespec.models.store import sha256_of
-from edgespec.platform.processes import answer, say
+from edgespec.platform.processes import answer, send
 
 WINDOW = 512
 """Tokens of a window by default, as in llama.cpp's perplexity program."""
@@ -281,7 +281,7 @@ class TextTask:
         except EdgespecError as error:
             on_message(f"accuracy of {' and '.join(self.files)}: {error}")
         if len(found) == len(self.files):
-            keep(kept, key, found)
+            store(kept, key, found)
         return found
 
 
@@ -322,7 +322,7 @@ def _score_all(task: TextTask) -> None:
                 try:
                     _score_file(task, name, Path(path), reference)
                 except EdgespecError as error:  # the other files may work
-                    say("failed", _failure(name, Path(path), error))
+                    send("failed", _failure(name, Path(path), error))
     except OSError as error:
         raise EdgespecError(
             f"cannot keep the reference's logits in {task.folder}: {error}; {_CURE}"
@@ -343,9 +343,9 @@ def _score_file(task: TextTask, name: str, path: Path, reference: Reference) -> 
             tokens,
             reference,
             n_threads=task.n_threads,
-            on_progress=lambda done, total: say("progress", (f"accuracy of {name}", done, total)),
+            on_progress=lambda done, total: send("progress", (f"accuracy of {name}", done, total)),
         )
-    say("score", scored)
+    send("score", scored)
 
 
 NO_DRAFT, SUFFIX, MTP = "none", "suffix", "mtp"

@@ -52,9 +52,9 @@ from edgespec.apps.bench.runs import (
     Run,
     Variant,
     WorkProgressFn,
-    keep,
     read_kept,
     rotated,
+    store,
     text_hash,
 )
 from edgespec.apps.bench.suites import Prompt
@@ -71,7 +71,7 @@ from edgespec.llama.weights import Model
 from edgespec.models.store import sha256_of
 from edgespec.platform.machine import peak_rss_bytes
 from edgespec.platform.metering import choose_meter
-from edgespec.platform.processes import REFUSED, Cancellation, ReportingChild, say
+from edgespec.platform.processes import REFUSED, Cancellation, ReportingChild, send
 from edgespec.platform.processes import answer as answer_request
 
 FEWEST_ROUNDS = 3
@@ -447,7 +447,7 @@ class KeptCells:
                 except EdgespecError as error:
                     self.skipped[name] = str(error)
                 else:
-                    keep(*self._place(name, round_), found)
+                    store(*self._place(name, round_), found)
             done += self._tasks[name].n_runs
 
     def _place(self, name: str, round_: int) -> tuple[Path, str]:
@@ -497,9 +497,9 @@ def _measure_cell(task: CellTask) -> None:
                 for place, prompt in enumerate(prompts):
                     for run in turns(engine, settings, prompt, first + task.round, place):
                         runs.append(run)
-                        say("run", len(runs))
+                        send("run", len(runs))
         kernels = engine.kernels
-    say("cell", MeasuredCell(kernels, tuple(runs), peak_rss_bytes(), tuple(warnings)))
+    send("cell", MeasuredCell(kernels, tuple(runs), peak_rss_bytes(), tuple(warnings)))
 
 
 TIMEOUT_S = 1800.0

@@ -21,7 +21,7 @@ import msgspec
 from edgespec.apps.bench.quantizations import FileFacts
 from edgespec.decoding.choices import DrafterChoice, DrafterName, Signal
 from edgespec.decoding.option_table import MAX_GAMMA
-from edgespec.decoding.options import SPAN, Options, Span, Waking
+from edgespec.decoding.options import SPAN, Options, Span, WakePolicy
 from edgespec.drafting.plugin import find_drafter
 from edgespec.errors import UsageError
 from edgespec.platform.files import own_file, write_atomically
@@ -206,7 +206,7 @@ def text_hash(token_ids: Iterable[int]) -> str:
     return hashlib.sha256(" ".join(map(str, token_ids)).encode()).hexdigest()
 
 
-def keep(file: Path, key: str, value: object) -> None:
+def store(file: Path, key: str, value: object) -> None:
     """Store a value under a key, for `read_kept`. Raises OSError."""
     write_atomically(file, msgspec.json.encode((key, value)) + b"\n")
 
@@ -245,7 +245,7 @@ class Variant:
     drafter: str
     """A word of `DrafterName`, or the name of one that a user wrote."""
     gamma: int | None = None
-    cascade: Waking | None = None
+    cascade: WakePolicy | None = None
     lenience: float = 1.0
 
     @property
@@ -313,7 +313,8 @@ def _lossy(name: str) -> Variant | None:
     if found := _CASCADE.fullmatch(name):
         signal: Signal = "entropy" if found[1] == "entropy" else "margin"
         span: Span = "rest" if found[2] == "rest" else int(found[2] or SPAN)
-        return Variant(name, "auto", cascade=Waking(signal, float(found[3]) if found[3] else None, span=span))
+        threshold = float(found[3]) if found[3] else None
+        return Variant(name, "auto", cascade=WakePolicy(signal, threshold, span=span))
     if found := _LENIENT.fullmatch(name):
         return Variant(name, "auto", lenience=Options(lenience=float(found[1])).lenience)
     return None

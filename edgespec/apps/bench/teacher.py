@@ -15,7 +15,7 @@ from typing import get_args
 import numpy as np
 
 from edgespec.decoding.choices import Signal
-from edgespec.decoding.options import Span, Waking
+from edgespec.decoding.options import Span, WakePolicy
 from edgespec.decoding.session import Rows
 from edgespec.engine.cascade import Confidence, ThresholdPoint, signal_of
 from edgespec.errors import EdgespecError
@@ -139,19 +139,19 @@ def _kl(target: Rows, small: Rows) -> float:
 # ---- what a threshold costs and saves ----
 
 
-def simulate(marks: TeacherScores, waking: Waking) -> tuple[int, int, float]:
+def simulate(marks: TeacherScores, wake_policy: WakePolicy) -> tuple[int, int, float]:
     """Return the tokens that the small model gets wrong, those that the target writes, and the sum of the KL.
 
     The cascade's rule is applied along the target's answer in `marks`: while the target is awake it writes a
     span of tokens, and each token of the small model is compared as if the target had written all before it.
     """
-    values = marks.margin if waking.signal == "margin" else marks.entropy
-    confidence = Confidence(waking)
+    values = marks.margin if wake_policy.signal == "margin" else marks.entropy
+    confidence = Confidence(wake_policy)
     n_wrong = n_target = at = 0
     kl = 0.0
     while at < len(values):
         if confidence.lost(values[at]):
-            n = len(values) - at if waking.span == "rest" else min(waking.span, len(values) - at)
+            n = len(values) - at if wake_policy.span == "rest" else min(wake_policy.span, len(values) - at)
             n_target += n
             at += n
             confidence.forget()
@@ -162,16 +162,16 @@ def simulate(marks: TeacherScores, waking: Waking) -> tuple[int, int, float]:
     return n_wrong, n_target, kl
 
 
-def point(texts: Sequence[TeacherScores], waking: Waking) -> ThresholdPoint:
+def point(texts: Sequence[TeacherScores], wake_policy: WakePolicy) -> ThresholdPoint:
     """Return the loss and the savings of a threshold on these texts."""
-    found = [simulate(marks, waking) for marks in texts]
+    found = [simulate(marks, wake_policy) for marks in texts]
     wrong = [n_wrong for n_wrong, _, _ in found]
     lengths = [len(marks.agrees) for marks in texts]
     n = sum(lengths)
-    assert waking.threshold is not None  # noqa: S101 - for the type checker
+    assert wake_policy.threshold is not None  # noqa: S101 - for the type checker
     return ThresholdPoint(
-        threshold=waking.threshold,
-        window=waking.window,
+        threshold=wake_policy.threshold,
+        window=wake_policy.window,
         loss=sum(wrong) / n,
         error=ratio_error(wrong, lengths),
         target_share=sum(n_target for _, n_target, _ in found) / n,
@@ -201,7 +201,7 @@ def curve(
     quantiles = np.quantile(values, np.linspace(0.0, 1.0, _N_THRESHOLDS + 2)[1:-1]).tolist()
     thresholds = {NEVER[signal], ALWAYS[signal], *(float(f"{value:.3g}") for value in quantiles)}
     points = (
-        point(texts, Waking(signal, threshold, window, span))
+        point(texts, WakePolicy(signal, threshold, window, span))
         for threshold in sorted(thresholds, reverse=signal == "entropy")
         if threshold <= (1.0 if signal == "margin" else NEVER[signal])
     )

@@ -260,7 +260,7 @@ class MakeRun:
         check_target(self._header)
         fits_in_memory([(self._header, min(self._header.n_ctx_train, USUAL_CTX))])
         n_bytes = self._header.file_bytes
-        self._sha256 = sha256_of(self._target.path, lambda n: self._tell("hashing the target", n / n_bytes))
+        self._sha256 = sha256_of(self._target.path, lambda n: self._report("hashing the target", n / n_bytes))
         target = DatasetTarget(self._sha256, self._target.name, self._header.n_embd, self._header.n_vocab)
         self._dataset = Dataset(target, on_message=context.on_message)
         self.store = DraftStore(self._target.name, self._sha256)
@@ -284,7 +284,7 @@ class MakeRun:
             raise UsageError(problem, field="start", value=request.start)
         self._state = RunState("")
 
-    def _tell(self, stage: str, share: float = 0.0, detail: str = "") -> None:
+    def _report(self, stage: str, share: float = 0.0, detail: str = "") -> None:
         self._context.on_progress(StageProgress(stage, share, detail))
 
     def _is_head(self, path: Path) -> bool:
@@ -363,7 +363,7 @@ class MakeRun:
     # ---- texts ----
 
     def _write(self) -> None:
-        self._tell("writing")
+        self._report("writing")
         kernels = self._request.evaluation.kernels == "auto"
         with Model(self._target.path, kernels=kernels, header=self._header) as model:
             if not model.can_rewind:
@@ -393,7 +393,7 @@ class MakeRun:
         from edgespec.apps.forge.training.loop import Training, TrainingSettings
 
         stage, request = "training head", self._request
-        self._tell(stage, 0.0, "preparing")
+        self._report(stage, 0.0, "preparing")
         self._check_memory()
         sample = self._dataset.texts(held_out=False)
         head = HeadFamily(self._weights, self._sha256, ids, sample=sample)
@@ -408,7 +408,7 @@ class MakeRun:
         trained = Training(head, self._dataset, settings, folder, self._context).run(weights)
         files = {}
         for type_ in request.types:
-            self._tell(stage, 1.0, f"writing it as {type_}")
+            self._report(stage, 1.0, f"writing it as {type_}")
             files[type_] = drafts_folder / f"head-{type_}.gguf"
             head.export(trained.params, files[type_], type_)
         trained.params = None
@@ -427,7 +427,7 @@ class MakeRun:
         if file.exists():
             stored: Ids = np.load(file)
             return stored
-        self._tell("choosing tokens")
+        self._report("choosing tokens")
         texts = list(self._dataset.texts(held_out=False))
         head = read_head(check_model_file(self._installed)) if self._installed else None
         if head and self._request.keep is None:
@@ -473,7 +473,7 @@ class MakeRun:
 
         Those of the installed one's type are compared; all, if none has it.
         """
-        self._tell("judging", 0.0, "by accepted tokens")
+        self._report("judging", 0.0, "by accepted tokens")
         first = self._dataset.folder / FIRST_HEAD
         if not (first.exists() and self._state.learnt == sha256_of(installed)):  # learning begins
             with replacing(first) as file:
@@ -497,7 +497,7 @@ class MakeRun:
 
     def _store_best(self, made: MakeResult, new: list[Candidate], start: Path | None) -> None:
         """Store the best draft, if it beats the present one and plain decoding, or the guard passed it."""
-        self._tell("judging")
+        self._report("judging")
         settings, folder = self._request.evaluation, self._dataset.folder / "judging"
         prompts = evaluation_prompts(self._dataset, settings.n_prompts)
         evaluator = Evaluator(self._target.path, prompts, settings, folder, self._context)

@@ -265,7 +265,7 @@ class TargetWriter(Closing):
         if sampler is None:
             params = SamplingParams(temperature=temperature, top_k=_TOP_K, top_p=_TOP_P, min_p=0.0)
             sampler = self._samplers[temperature] = params.sampler(self.model.n_vocab, 0)
-        coin = 0.0 if temperature == 0.0 else one.coins.take(1)[0]
+        coin = 0.0 if temperature == 0.0 else one.coins.draw(1)[0]
         with self._errors:
             return sampler.sample(rows[0], _NO_PREFIX, coin, -1)
 

@@ -99,7 +99,7 @@ class AnswerText:
         self._text.seek(0, io.SEEK_END)
         return found
 
-    def take(self) -> list[Token]:
+    def new_tokens(self) -> list[Token]:
         """Return the tokens that the text consists of and that were not taken before.
 
         A token waits while its text is held back, and is never returned if that text turns out to be part of
@@ -197,7 +197,7 @@ class AnswerEvents:
             self._said[kind].append(text)
         if kind == "thought" and self.n_thought is not None:
             self.n_thought += self.written.n_tokens(start, start + len(text))
-        tokens = self.written.take() if self.written.keeps_tokens else ()
+        tokens = self.written.new_tokens() if self.written.keeps_tokens else ()
         self.tokens += tokens
         return AnswerEvent(kind, self._index, text, start, call, tokens, reason)
 

@@ -30,7 +30,7 @@ from edgespec.apps.server.streaming import Answerer, AnswerWriter, Prepared
 from edgespec.apps.speech.audio import SoundReader
 from edgespec.apps.speech.mel import Floats
 from edgespec.apps.speech.options import LANGUAGES, MAX_BEAM, TEMPERATURES, SpeechOptions, SpeechTask
-from edgespec.apps.speech.transcriber import Hearing, Transcriber
+from edgespec.apps.speech.transcriber import Transcriber, Transcription
 from edgespec.apps.speech.transcript import (
     Segment,
     Transcript,
@@ -104,7 +104,7 @@ class TranscriptionForm(AudioForm):
     include: Annotated[list[str], _must_be_empty("no logprobs are sent")] = Field(
         default=[], alias="include[]"
     )
-    chunking_strategy: Annotated[str | None, _must_be_empty("the whole recording is heard")] = None
+    chunking_strategy: Annotated[str | None, _must_be_empty("the whole recording is transcribed")] = None
 
 
 _FIELDS = {
@@ -140,7 +140,7 @@ class Recording:
     samples: Floats
     options: SpeechOptions
     speech: list[Span] | None = None
-    """The spans that are heard; None: all."""
+    """The spans to transcribe; None: all."""
 
     def start(self, worker: SpeechWorker, client: str, **_follows: bool) -> Start[Segment, Transcript]:
         """Return the function that begins it in the turn of `client`."""
@@ -225,7 +225,7 @@ async def _refuse_repeated(request: Request) -> None:
 
 
 class AudioWriter(AnswerWriter[Segment, Transcript]):
-    """Writes what was heard in OpenAI's forms; in a stream, the text of each segment as it comes."""
+    """Writes a transcript in OpenAI's forms; in a stream, the text of each segment as it comes."""
 
     def __init__(self, form: AudioForm, request: Prepared[Recording]) -> None:
         """Begin the answer to `form`."""
@@ -234,7 +234,7 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
         self.whole_type = MEDIA_TYPES.get(self._form, AnswerWriter.whole_type)
 
     def parts(self, _index: int, made: Sequence[Segment], /) -> Iterator[dict[str, Any]]:
-        """Yield the text of each segment that was heard."""
+        """Yield the text of each segment."""
         for segment in made:
             yield {"type": "transcript.text.delta", "delta": segment.text}
 
@@ -278,12 +278,12 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
 
     def idle(self, *, is_waiting: bool) -> str:
         """Return a comment, as `queued` does: clients skip it."""
-        return ": hearing\n\n"
+        return ": transcribing\n\n"
 
 
 # ---- the thread that transcribes recordings, one after the other, in turns by client ----
 # It shares the processors with the engine's thread: a window of a recording and a pass over texts take turns.
-# A request that must end does so after the window under way; what was heard before has been sent by then.
+# A request that must end does so after the window under way; the text before it has been sent by then.
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -293,7 +293,7 @@ class QueuedRecording(QueuedRequest[Segment, Transcript]):
     samples: npt.NDArray[np.float32]
     options: SpeechOptions
     speech: list[Span] | None = None
-    """The spans that are heard; None: all."""
+    """The spans to transcribe; None: all."""
 
 
 class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
@@ -319,17 +319,17 @@ class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
     ) -> Start[Segment, Transcript]:
         """A function that begins a recording in the turn of `client`: its segments, then all of it.
 
-        Only the spans of `speech` are heard, if given.
+        Only the spans of `speech` are transcribed, if given.
         Before them come its places in the queue, if it must wait. To leave ends the work after the window
         under way. Beginning raises QueueFull and ShuttingDown.
         """
         request = partial(QueuedRecording, client, samples=samples, options=options, speech=speech)
         return partial(self._ask, request)
 
-    def _put(self, request: QueuedRecording, *, follows: bool) -> None:
-        super()._put(request, follows=follows)
+    def _enqueue(self, request: QueuedRecording, *, follows: bool) -> None:
+        super()._enqueue(request, follows=follows)
         if self._running:
-            self._tell_places()  # now: the window under way takes a while
+            self._notify_places()  # now: the window under way takes a while
 
     def _has_room(self, request: QueuedRecording) -> bool:
         return not self._running
@@ -340,7 +340,7 @@ class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
     def _step(self) -> None:
         """Hear the recording whose turn it is."""
         (request,) = self._running
-        hearing: Hearing | None = None
+        transcription: Transcription | None = None
         end: Transcript | BaseException
 
         def between_windows(_done_s: float, _total_s: float) -> None:
@@ -350,24 +350,26 @@ class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
 
         try:
             ours = self.transcriber
-            heard = Transcriber(ours.model, ours.tokenizer, request.options, drafts=ours.drafts)
+            transcriber = Transcriber(ours.model, ours.tokenizer, request.options, drafts=ours.drafts)
             with self.turns:
-                hearing = heard.hear(request.samples, speech=request.speech, on_progress=between_windows)
-                self._listen(request, hearing)
-            end = hearing.transcript
+                transcription = transcriber.stream(
+                    request.samples, speech=request.speech, on_progress=between_windows
+                )
+                self._listen(request, transcription)
+            end = transcription.transcript
         except BaseException as error:  # noqa: BLE001 - it ends this request, not the thread
             end = error
-        transcript = hearing.transcript if hearing else None
+        transcript = transcription.transcript if transcription else None
         outcome: Outcome = "finished" if transcript and transcript.complete else "failed"
         if request.cancelled:
             outcome = cancelled_as(request.cancelled)
         self._leave(request, outcome, end, transcript)
 
-    def _listen(self, request: QueuedRecording, hearing: Hearing) -> None:
+    def _listen(self, request: QueuedRecording, transcription: Transcription) -> None:
         window = self._meter.begin() if self._meter else None
         try:
-            for segment in hearing.segments():
+            for segment in transcription.segments():
                 request.hand_over([segment])
         finally:
             if window:
-                hearing.transcript.energy = window.end()
+                transcription.transcript.energy = window.end()

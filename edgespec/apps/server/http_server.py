@@ -286,6 +286,6 @@ def _answered(ends: Sequence[object], n_prompts: int) -> tuple[str, str]:
 
     if tokens := sum(end.n_tokens for end in ends if isinstance(end, EmbeddedTexts)):
         return f"{tokens} tokens in", ""
-    heard = [end.stats for end in ends if isinstance(end, Transcript)]
-    sound_s, total_s = sum(stats.audio_s for stats in heard), sum(stats.total_s for stats in heard)
+    stats = [end.stats for end in ends if isinstance(end, Transcript)]
+    sound_s, total_s = sum(one.audio_s for one in stats), sum(one.total_s for one in stats)
     return f"{sound_s:.1f} s of sound", f"{sound_s / total_s:.1f} times as fast" if total_s else ""

@@ -43,10 +43,12 @@ class Metrics:
         told = "From the request's place in the queue to its first token."
         self._first_token = self._seconds("first_token_seconds", told)
         self._state("queue_length", "Requests that wait, recordings among them.", "n_waiting")
-        self._state("running", "Answers being written, recordings being heard.", "n_running")
+        self._state("running", "Answers being written, recordings being transcribed.", "n_running")
         self._state("parallel", "Most answers and recordings at once.", "parallel")
         busy = Gauge(
-            "edgespec_busy", "1 while an answer is written or a recording heard.", registry=self._registry
+            "edgespec_busy",
+            "1 while an answer is written or a recording transcribed.",
+            registry=self._registry,
         )
         busy.set_function(lambda: any(worker.busy for worker in self._workers))
 
@@ -71,7 +73,7 @@ class Metrics:
         outcomes, amount = self._generations, None
         if kind == "speech":
             outcomes = self._by_outcome("recordings", "Recordings, by how they ended.")
-            amount = self._counter("audio_seconds", "Length of what was heard of recordings.")
+            amount = self._counter("audio_seconds", "Length of the sound transcribed.")
         elif kind == "vectors":
             outcomes = self._by_outcome("embeddings", "Requests for vectors, by how they ended.")
             amount = self._counter("embedded_tokens", "Tokens of texts embedded, or of pairs scored.")
@@ -82,7 +84,7 @@ class Metrics:
             if ended.result is None:
                 return
             if amount:
-                amount.inc(ended.result.n_tokens if kind == "vectors" else ended.result.stats.heard_s)
+                amount.inc(ended.result.n_tokens if kind == "vectors" else ended.result.stats.transcribed_s)
             else:
                 self._count(ended.result, ended.waited_s)
 

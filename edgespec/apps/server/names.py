@@ -95,8 +95,8 @@ class ServedNames:
         able = [i for i in numbers if kind in (None, *self.models[i].kinds)]
         order = [*able, *(i for i in numbers if i not in able)]
         level, found = min((self.models[i].level(wanted), order.index(i)) for i in order)
-        heard = [i for i in numbers if "speech" in self.models[i].kinds]
-        if level and (usual := {ALIAS: order, OPENAI_SPEECH: heard}.get(wanted)):
+        speech = [i for i in numbers if "speech" in self.models[i].kinds]
+        if level and (usual := {ALIAS: order, OPENAI_SPEECH: speech}.get(wanted)):
             return usual[0]
         if level < 3:
             return order[found]
@@ -107,8 +107,8 @@ class ServedNames:
     def others(self, number: int) -> list[str]:
         """Return the other names of a model."""
         model = self.models[number]
-        is_heard = model is next((one for one in self.models if "speech" in one.kinds), None)
-        usual = [*([] if number else [ALIAS]), *([OPENAI_SPEECH] if is_heard else [])]
+        is_speech = model is next((one for one in self.models if "speech" in one.kinds), None)
+        usual = [*([] if number else [ALIAS]), *([OPENAI_SPEECH] if is_speech else [])]
         return [name for name in dict.fromkeys([*usual, model.title, *model.aliases]) if name]
 
     def check(self, where: str) -> None:

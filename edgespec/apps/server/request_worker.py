@@ -97,14 +97,14 @@ class QueuedRequest(Generic[Part, End]):
         except RuntimeError:  # the loop is closed: nobody reads any more
             self.cancelled = self.cancelled or Abandoned()
 
-    def tell(self, item: list[Part] | QueuePlace | End | BaseException) -> None:
+    def notify(self, item: list[Part] | QueuePlace | End | BaseException) -> None:
         """Send an item to the request's reader; from any thread."""
         self.call(partial(self.send, item))
 
     def hand_over(self, step: list[Part]) -> None:
         """Give the reader what a step made."""
         if step:
-            self.tell(step)
+            self.notify(step)
 
 
 _R = TypeVar("_R", bound=QueuedRequest[Any, Any])
@@ -280,7 +280,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
         """
         request = make()
         request.send = send
-        self._put(request, follows=follows)
+        self._enqueue(request, follows=follows)
         request.timer = request.loop.call_later(self._max_seconds, self._time_out, request)
 
         def leave() -> None:
@@ -290,7 +290,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
 
         return leave
 
-    def _put(self, request: Asked, *, follows: bool) -> None:
+    def _enqueue(self, request: Asked, *, follows: bool) -> None:
         with self._changed:
             if self._stopping:
                 raise ShuttingDown
@@ -315,7 +315,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
             self._moved = True
             request.end = reason
         self._count(cancelled_as(reason), time.perf_counter() - request.came, None)
-        request.tell(reason)
+        request.notify(reason)
 
     def _interrupt(self) -> None:
         """End what the thread does now, if it can be: all requests under way must end."""
@@ -334,7 +334,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
         while self._wait():
             while request := self._next():
                 self._begin(request)
-            self._tell_places()
+            self._notify_places()
             if self._running:  # no: those that waited may have left since
                 self._step()
 
@@ -372,10 +372,10 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
         request.waited_s = time.perf_counter() - request.came
         request.call(partial(self._begin_clock, request))
         if waited:
-            request.tell(QueuePlace(0))
+            request.notify(QueuePlace(0))
         return request
 
-    def _tell_places(self) -> None:
+    def _notify_places(self) -> None:
         with self._changed:
             if not self._moved:
                 return
@@ -383,7 +383,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
             for place, request in enumerate(self._queue.in_order(self._running), 1):
                 if place != request.place:
                     request.place = place
-                    request.tell(QueuePlace(place))
+                    request.notify(QueuePlace(place))
 
     def _leave(self, request: Asked, outcome: Outcome, end: End | BaseException, result: End | None) -> None:
         """Take `request` out of those that run, and tell its reader how it ended; `result` is counted."""
@@ -392,7 +392,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
             self._running.remove(request)
             self._moved = True
             request.end = end
-        request.tell(end)
+        request.notify(end)
 
     def _count(self, outcome: Outcome, waited_s: float, result: End | None) -> None:
         with contextlib.suppress(Exception):  # an error in counting requests must not end one

@@ -47,7 +47,7 @@ class ResponseStore:
         self._kept: OrderedDict[str, tuple[bytes, bytes]] = OrderedDict()
         self._n_bytes = 0
 
-    def put(self, identity: str, answer: bytes, items: bytes) -> None:
+    def add(self, identity: str, answer: bytes, items: bytes) -> None:
         """Keep the JSON of a response and of the list of its whole input and output; forget older ones."""
         self._kept[identity] = answer, items
         self._n_bytes += len(answer) + len(items)
@@ -164,7 +164,7 @@ class _PassingAnswer:
         elif self._is_kept:
             self._whole += message.get("body", b"")
             if not message.get("more_body"):
-                self._keep(self._whole)
+                self._store_answer(self._whole)
         await self._send(message)
 
     def _passed(self, event: bytes) -> bytes:
@@ -180,7 +180,7 @@ class _PassingAnswer:
         if told.response:
             self._response = bytes(told.response)
             if told.type.removeprefix("response.") in _ENDED:
-                self._keep(self._response)
+                self._store_answer(self._response)
         return event
 
     def _failed(self, error: dict[str, Any]) -> bytes:
@@ -197,10 +197,10 @@ class _PassingAnswer:
         told = {"type": "response.failed", "sequence_number": self._number + 1, "response": begun}
         return b"event: response.failed\ndata: " + _json(told) + b"\n\n"
 
-    def _keep(self, answer: bytes) -> None:
+    def _store_answer(self, answer: bytes) -> None:
         try:
             found = msgspec.json.decode(answer, type=_Answer)
         except msgspec.DecodeError:  # another route's answer
             return
         if found.store and found.status in _ENDED:
-            self._store.put(found.id, answer, _joined(self._items, bytes(found.output)))
+            self._store.add(found.id, answer, _joined(self._items, bytes(found.output)))

@@ -130,11 +130,11 @@ class RequestRun(Generic[Part, End]):
                 return
             self._unbegun.remove(index)
             try:
-                self._leave[index] = self._starts[index](partial(self._take, index))
+                self._leave[index] = self._starts[index](partial(self._receive, index))
             except Exception as error:  # noqa: BLE001 - raised where it is read
-                self._take(index, error)
+                self._receive(index, error)
 
-    def _take(self, index: int, item: Item[Part, End]) -> None:
+    def _receive(self, index: int, item: Item[Part, End]) -> None:
         """Put an item into the queue; begin what waited for it."""
         self._news.append((index, item))
         self._has_news.set()
@@ -209,7 +209,7 @@ class RequestRun(Generic[Part, End]):
         spoke = time.monotonic()
         try:
             async for found in self.items(ALIVE_S):
-                part = writer.tell(*found) if found else ""
+                part = writer.write_item(*found) if found else ""
                 if not part and (found is None or time.monotonic() > spoke + ALIVE_S):
                     part = writer.idle(is_waiting=found is None)
                 if part:
@@ -320,7 +320,7 @@ class AnswerWriter(ABC, Generic[Part, End]):
         """Have parts made that nobody is sent."""
         deque(parts, maxlen=0)
 
-    def tell(self, index: int, item: list[Part] | QueuePlace | End) -> str:
+    def write_item(self, index: int, item: list[Part] | QueuePlace | End) -> str:
         """Return the part of a stream for an item that a worker yielded."""
         if isinstance(item, QueuePlace):
             return self.reading(item.progress) if item.progress else self.queued(item.place)

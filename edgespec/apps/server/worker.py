@@ -109,7 +109,7 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
             progress = request.stream.prompt_progress
             if progress.n_read < progress.n_tokens and progress != request.progress:
                 request.progress = progress
-                request.tell(QueuePlace(0, progress))
+                request.notify(QueuePlace(0, progress))
         except BaseException as raised:  # noqa: BLE001 - it ends this request, not the thread
             self._end(request, raised)
             return

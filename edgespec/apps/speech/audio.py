@@ -3,7 +3,7 @@
     WAV, raw samples from a pipe                 here
     flac, mp3, m4a, ogg, the sound of films      PyAV, which the extra `edgespec[audio]` brings
 
-A file that is cut off, and samples that are no numbers, do not end the work: what can be heard is returned,
+A file that is cut off, and samples that are no numbers, do not end the work: the readable samples are returned,
 and a message says what was wrong.
 """
 
@@ -251,9 +251,9 @@ class SoundReader:
 
         yield from resampled(self._finite(counted()), form.rate)
         if form.n_bytes is not None and n < form.n_bytes // form.frame_bytes:
-            self._say_cut(n / form.rate, form.n_bytes / form.frame_bytes / form.rate)
+            self._warn_cut(n / form.rate, form.n_bytes / form.frame_bytes / form.rate)
 
-    def _say_cut(self, here_s: float, expected_s: float) -> None:
+    def _warn_cut(self, here_s: float, expected_s: float) -> None:
         self.on_message(
             f"{self.name}: cut off after {here_s:.1f} s of {expected_s:.1f} s; what is there is used"
         )
@@ -279,7 +279,7 @@ class SoundReader:
                         n += len(block)
                         continue
                     others = "; those before it are silent" if number > 1 else ""
-                    self.on_message(f"{self.name}: track {number} of {n_tracks} is heard{others}")
+                    self.on_message(f"{self.name}: track {number} of {n_tracks} is transcribed{others}")
                 yield from silence(n)
                 yield block
                 yield from (one for _, one in blocks)
@@ -315,10 +315,10 @@ class SoundReader:
             if not self._end_s:
                 reason = error.strerror or type(error).__name__
                 raise EdgespecError(f"{self.name}: not a recording that can be read: {reason}") from None
-            self._say_broken(error)
+            self._warn_broken(error)
             return
         if self._end_s < expected_s - min(1.0, 0.1 + 0.1 * expected_s):
-            self._say_cut(self._end_s, expected_s)
+            self._warn_cut(self._end_s, expected_s)
 
     def _frames(self, av: Any, container: Any, stream: Any) -> Iterator[Any]:  # noqa: ANN401
         """Yield what can be decoded; damaged packets are left out, and a line names the first of them."""
@@ -328,7 +328,7 @@ class SoundReader:
                 yield from packet.decode()
             except av.error.InvalidDataError as error:
                 if not is_told:
-                    self._say_broken(error)
+                    self._warn_broken(error)
                 is_told = True
 
     def _resampled(
@@ -352,7 +352,7 @@ class SoundReader:
             yield from map(_to_floats, resampler.resample(frame))
         yield from map(_to_floats, resampler.resample(None) if resampler else ())
 
-    def _say_broken(self, error: Any) -> None:  # noqa: ANN401
+    def _warn_broken(self, error: Any) -> None:  # noqa: ANN401
         self.on_message(
             f"{self.name}: damaged after {self._end_s:.1f} s ({error.strerror}); what can be read is used"
         )
@@ -432,5 +432,5 @@ def resampled(blocks: Iterable[Floats], rate: int) -> Iterator[Floats]:
 
 
 def is_silent(samples: Floats) -> bool:
-    """Whether nobody can be heard: a model asked for the text of nothing makes some up."""
+    """Whether there is no speech: a model asked for the text of silence makes some up."""
     return not len(samples) or float(np.abs(samples).max()) < SILENCE

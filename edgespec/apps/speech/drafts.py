@@ -1,9 +1,9 @@
-"""Drafts for a Whisper model: a smaller one, and text that was heard before. The text stays the target's.
+"""Drafts for a Whisper model: a smaller one, and earlier text. The text stays the target's.
 
 a smaller model      through the scheduler that all drafts have, in another vocabulary if need be. It has to
 encode each window first, which costs as much as many tokens
-of the same encoder  a decoder that hears what the target's encoder heard (distil-whisper): that is free
-text heard before    the suffix store: refrains, and while somebody speaks the hypothesis a second ago
+of the same encoder  a decoder over the target's encoder (distil-whisper): encoding is free
+earlier text         the suffix store: refrains, and while somebody speaks the hypothesis a second ago
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _last_encoder_layer(path: Path) -> dict[str, bytes]:
 
 
 def shares_encoder(target: SpeechModel, draft: SpeechModel) -> bool:
-    """Whether a draft can hear what the target's encoder heard: it has none, or the same one."""
+    """Whether a draft can decode from the target's encoder: it has none, or the same one."""
     if draft.model.dims.n_audio_layer == 0:
         return True
     ours = _last_encoder_layer(target.path)
@@ -119,12 +119,12 @@ def map_tokenizers(target: WhisperTokenizer, draft: WhisperTokenizer) -> Vocabul
 
 
 class ModelDrafts:
-    """Drafts of one target: of a smaller model, and of text heard before."""
+    """Drafts of one target: of a smaller model, and of earlier text."""
 
     def __init__(self, target: SpeechModel, draft: SpeechModel | None = None) -> None:
-        """Draft with `draft`, and with text heard before."""
+        """Draft with `draft`, and with earlier text."""
         self._draft = draft
-        self.heard_text = HeardText()
+        self.transcript_store = TranscriptStore()
         self._vocabulary = SpeechVocabulary(target.tokenizer)
         self._curves = Clocks(self._guess(target), self._guess(draft) if draft else None)
         self._acceptance = {greedy: SpeechAcceptance() for greedy in (True, False)}
@@ -147,10 +147,10 @@ class ModelDrafts:
         if draft is None:
             return
         started = time.perf_counter()
-        heard = draft.model.cross_from(audio.states()) if self._shares else draft.model.encode(mel)
+        encoded = draft.model.cross_from(audio.states()) if self._shares else draft.model.encode(mel)
         stats.draft_encode_s += time.perf_counter() - started
-        cache = draft.model.cache(heard, 1)
-        self._held = [cache, heard]
+        cache = draft.model.cache(encoded, 1)
+        self._held = [cache, encoded]
         n_ctx = draft.model.dims.n_text_ctx
         session = SpeechSession(cache, SpeechVocabulary(draft.tokenizer), n_ctx=n_ctx)
         if self._map:
@@ -166,14 +166,14 @@ class ModelDrafts:
 
     def drafter(self, rules: SpeechRules, prompt: Sequence[int], *, greedy: bool) -> Drafter | None:
         """Return the drafter of one decoding after `prompt`; None: decode plainly."""
-        heard, has_model = self.heard_text if self.heard_text.drafts else None, self._model is not None
-        if not (heard or has_model):
+        has_text, has_model = self.transcript_store.drafts, self._model is not None
+        if not (has_text or has_model):
             return None
-        staged = has_model and heard is not None and self._map is None
-        policy = Policy(suffix=heard is not None, model=has_model, staged=staged)
+        staged = has_model and has_text and self._map is None
+        policy = Policy(suffix=has_text, model=has_model, staged=staged)
         return TreeDrafter(
             SpeechPace(policy, self._curves, self._acceptance[greedy]),
-            suffix=heard.store if heard else None,
+            suffix=self.transcript_store.store if has_text else None,
             model=self._model,
             is_eog=self._vocabulary.is_eog,
             clocks=self._curves,
@@ -182,7 +182,7 @@ class ModelDrafts:
 
     def expect(self, tokens: Sequence[int]) -> None:
         """Draft with the text `tokens`, which is expected again, instead of all earlier text."""
-        self.heard_text.expect(tokens)
+        self.transcript_store.expect(tokens)
 
     def decoded(self, tokens: Sequence[int], n_prompt: int, drafter: Drafter | None, seconds: float) -> None:
         """Learn what a token took, and a pass where nothing was drafted.
@@ -195,14 +195,14 @@ class ModelDrafts:
         if drafter is None:
             for _ in range(4):
                 self._curves.target.observe(1, len(tokens), seconds / n)
-        heard, costs = self.heard_text, self._curves.target.at(0)
-        if drafter and heard.drafts:
-            heard.learn(n, *drafter.sources().get("suffix", (0, 0)), costs)
+        store, costs = self.transcript_store, self._curves.target.at(0)
+        if drafter and store.drafts:
+            store.learn(n, *drafter.sources().get("suffix", (0, 0)), costs)
         else:
-            heard.play(tokens, n_prompt, costs)
+            store.play(tokens, n_prompt, costs)
 
 
-# ---- text heard before ----
+# ---- earlier text ----
 #
 # A step that looks for repetitions and finds none costs some percent of a small model's pass. So a
 # recording is decoded without, and afterwards each window's text is played through the suffix store
@@ -214,8 +214,8 @@ _OFFERED = 8  # tokens drafted at once
 _LIKELY = 0.5  # chance of a draft that would have been tried
 
 
-class HeardText:
-    """The suffix store over what was heard, and whether it drafts."""
+class TranscriptStore:
+    """The suffix store over earlier text, and whether it drafts."""
 
     def __init__(self) -> None:
         self.store = SuffixDrafts(_REMEMBERED)

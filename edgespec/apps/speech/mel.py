@@ -48,9 +48,9 @@ def log_mel(samples: Floats, n_mels: int, *, padding: int = N_SAMPLES) -> Floats
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(N_FFT) / N_FFT)  # periodic
     bands, window = mel_bands(n_mels), hann.astype(np.float32)
     # A frame that begins after the recording is silent, and so is the mirrored end of much silence.
-    n_heard = n_frames if padding < N_FFT else min(n_frames, -(-(len(samples) + N_FFT // 2) // HOP))
-    for start in range(0, n_heard, _BLOCK):
-        n = min(_BLOCK, n_heard - start)
+    n_read = n_frames if padding < N_FFT else min(n_frames, -(-(len(samples) + N_FFT // 2) // HOP))
+    for start in range(0, n_read, _BLOCK):
+        n = min(_BLOCK, n_read - start)
         first = start * HOP - N_FFT // 2
         block = _mirrored(samples, length, first, first + (n - 1) * HOP + N_FFT)
         frames = np.lib.stride_tricks.sliding_window_view(block, N_FFT)[::HOP] * window

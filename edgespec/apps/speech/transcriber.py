@@ -59,7 +59,7 @@ Samples = npt.NDArray[np.float32]
 """Sound: mono, 16 kHz, in [-1, 1], shape (n,)."""
 
 ProgressFn = Callable[[float, float], None]
-"""Told how many seconds were heard, and of how many."""
+"""Called with the seconds transcribed and the seconds in all."""
 
 _LEAD_S = 0.2  # of silence that a window keeps before its first sound
 _TOO_WARM = 0.5  # temperature above which a text is no prompt for the next
@@ -93,20 +93,20 @@ class Transcriber:
         self, samples: Samples, *, speech: Sequence[Span] | None = None, on_progress: ProgressFn | None = None
     ) -> Transcript:
         """Return the text of `samples`; only of the spans of `speech`, if given."""
-        hearing = self.hear(samples, speech=speech, on_progress=on_progress)
-        for _ in hearing.segments():
+        transcription = self.stream(samples, speech=speech, on_progress=on_progress)
+        for _ in transcription.segments():
             pass
-        return hearing.transcript
+        return transcription.transcript
 
-    def hear(
+    def stream(
         self, samples: Samples, *, speech: Sequence[Span] | None = None, on_progress: ProgressFn | None = None
-    ) -> Hearing:
+    ) -> Transcription:
         """Return a transcription to be read segment by segment; arguments as of `transcribe`."""
-        return Hearing(self, samples, speech, on_progress)
+        return Transcription(self, samples, speech, on_progress)
 
 
-class Hearing:
-    """One transcription under way. `transcript` has what was heard so far, whatever ends it."""
+class Transcription:
+    """One transcription under way. `transcript` has the text so far, whatever ends it."""
 
     def __init__(
         self,
@@ -148,17 +148,17 @@ class Hearing:
             seek = 0
             while seek < n_frames:
                 n, segments = min(WINDOW_FRAMES, n_frames - seek), list[Segment]()
-                n_heard = self.silent_frames(samples[seek * HOP : (seek + n) * HOP])
-                if not n_heard:
-                    segments, n_heard = self.window(window_of(mel[:, : seek + n], seek), seek, n)
-                seek += n_heard
-                heard_s = min(seek, n_frames) * FRAME_S
-                stats.heard_s = self._spoken.end_s(heard_s) if self._spoken else heard_s
+                n_read = self.silent_frames(samples[seek * HOP : (seek + n) * HOP])
+                if not n_read:
+                    segments, n_read = self.window(window_of(mel[:, : seek + n], seek), seek, n)
+                seek += n_read
+                transcribed_s = min(seek, n_frames) * FRAME_S
+                stats.transcribed_s = self._spoken.end_s(transcribed_s) if self._spoken else transcribed_s
                 yield from segments
                 stats.total_s = time.perf_counter() - started
                 if self._on_progress:
-                    self._on_progress(heard_s, n_frames * FRAME_S)
-            stats.heard_s = stats.audio_s
+                    self._on_progress(transcribed_s, n_frames * FRAME_S)
+            stats.transcribed_s = stats.audio_s
             self.transcript.complete = True
         finally:
             stats.total_s = time.perf_counter() - started
@@ -181,7 +181,7 @@ class Hearing:
         `sound`: the spectrogram of 30 s, of which `n_frames` are the recording's, from its frame `seek` on.
         """
         options = self._options
-        with self._heard(sound, n_frames) as (audio, cache, start, drafts):
+        with self._encoded(sound, n_frames) as (audio, cache, start, drafts):
             text = self._decoder.decode(
                 cache,
                 start,
@@ -196,9 +196,9 @@ class Hearing:
             first = self._tokenizer.timestamp_begin
             split = split_window(text.tokens, first_timestamp=first, n_frames=n_frames)
             segments = self._segments_of(text, split, seek)
-            n_heard = max(1, split.n_heard)
+            n_read = max(1, split.n_read)
             if fault := text.fault(options):
-                self._doubt(seek, seek + n_heard, fault, text.text, kept=True)
+                self._doubt(seek, seek + n_read, fault, text.text, kept=True)
             if self._timer:
                 started = time.perf_counter()
                 with closing(self._model.cache(audio)) as words_cache:
@@ -209,19 +209,19 @@ class Hearing:
                 words = [word for segment in segments for word in segment.words]
                 if split.ends_with_speech and words:
                     by_words = round(words[-1].end_s / FRAME_S) - seek
-                    n_heard = by_words if by_words > 0 else n_heard
-            return self._keep(segments, text), n_heard
+                    n_read = by_words if by_words > 0 else n_read
+            return self._append(segments, text), n_read
 
     def guess(self, sound: Samples, n_frames: int) -> str:
         """Return the text of an incomplete window, and draft with it when more sound has come."""
-        with self._heard(sound, n_frames) as (_, cache, start, drafts):
+        with self._encoded(sound, n_frames) as (_, cache, start, drafts):
             text = self._decoder.guess(cache, start, self._before, drafts)
         if drafts:
             drafts.expect(text.tokens)
         return "" if text.is_silence(self._options) else text.text
 
     @contextmanager
-    def _heard(
+    def _encoded(
         self, sound: Samples, n_frames: int
     ) -> Iterator[tuple[EncodedAudio, DecoderCache, list[int], ModelDrafts | None]]:
         """Encode a window; yield it, the decoder's cache over it, how its text begins, and what drafts."""
@@ -276,7 +276,7 @@ class Hearing:
             start_s, end_s = self._spoken.start_s(start_s), self._spoken.end_s(end_s)
         self.transcript.doubts.append(Doubt(start_s, end_s, reason, kept, text.strip()))
 
-    def _keep(self, segments: list[Segment], text: WindowText) -> list[Segment]:
+    def _append(self, segments: list[Segment], text: WindowText) -> list[Segment]:
         if spoken := self._spoken:  # the times of the recording
             segments = [
                 replace(
@@ -503,7 +503,7 @@ def open_transcriber(
 ) -> Iterator[Transcriber]:
     """Load `model` and what drafts for it; free both at the end of the block.
 
-    `draft`: a smaller Whisper model, which drafts with text heard before; "auto" for only that text; "none".
+    `draft`: a smaller Whisper model, which drafts together with earlier text; "auto" for only that text; "none".
     Raises UsageError or EdgespecError for files that are no Whisper models.
     """
     with ExitStack() as stack:
@@ -551,7 +551,7 @@ class SoundQueue:
             self._queue.put(error)
         self._queue.put(None)
 
-    def take(self, n: int) -> list[Samples]:
+    def get(self, n: int) -> list[Samples]:
         """Return all blocks that have come, with at least `n` samples; fewer at the end.
 
         Raises what reading raised.
@@ -569,14 +569,14 @@ class SoundQueue:
         return found
 
 
-class LiveHearing:
+class LiveTranscription:
     """One transcription of sound that is still coming."""
 
     def __init__(
         self, transcriber: Transcriber, blocks: Iterator[Samples], *, every_s: float = _EVERY_S
     ) -> None:
         """Hear `blocks` of samples (16 kHz); a hypothesis is made after each `every_s` seconds of sound."""
-        self._hearing = Hearing(transcriber, np.empty(0, np.float32))
+        self._transcription = Transcription(transcriber, np.empty(0, np.float32))
         self._n_mels = transcriber.model.dims.n_mels
         self._sound = SoundQueue(blocks)
         self._every = max(1, round(every_s * SAMPLE_RATE))
@@ -584,12 +584,12 @@ class LiveHearing:
         self._seek = 0  # frames before it
         self.transcript.silent = True
         self.stopped = False
-        """Whether nothing more is to be heard."""
+        """Whether nothing more is to be transcribed."""
 
     @property
     def transcript(self) -> Transcript:
         """The final text so far, which later sound does not change."""
-        return self._hearing.transcript
+        return self._transcription.transcript
 
     def stop(self) -> None:
         """Stop listening: the sound so far becomes final."""
@@ -600,7 +600,7 @@ class LiveHearing:
         stats = self.transcript.stats
         n_window = N_FRAMES * HOP
         while not (self.stopped or self._sound.ended):
-            blocks = self._sound.take(self._every)
+            blocks = self._sound.get(self._every)
             self._buffer = np.concatenate([self._buffer, *blocks])
             stats.audio_s += sum(map(len, blocks)) / SAMPLE_RATE
             self.transcript.silent &= all(map(is_silent, blocks))
@@ -614,7 +614,7 @@ class LiveHearing:
         while len(self._buffer) >= HOP:
             yield from self._final(min(N_FRAMES, len(self._buffer) // HOP))
         stats.total_s += time.perf_counter() - started
-        stats.heard_s = stats.audio_s
+        stats.transcribed_s = stats.audio_s
         self.transcript.complete = True
 
     def _window(self, n_frames: int) -> Samples:
@@ -623,15 +623,15 @@ class LiveHearing:
 
     def _final(self, n_frames: int) -> list[Segment]:
         segments: list[Segment] = []
-        n_heard = self._hearing.silent_frames(self._buffer[: n_frames * HOP])
-        if not n_heard:
-            segments, n_heard = self._hearing.window(self._window(n_frames), self._seek, n_frames)
-        self._buffer = self._buffer[n_heard * HOP :]
-        self._seek += n_heard
-        self.transcript.stats.heard_s = self._seek * HOP / SAMPLE_RATE
+        n_read = self._transcription.silent_frames(self._buffer[: n_frames * HOP])
+        if not n_read:
+            segments, n_read = self._transcription.window(self._window(n_frames), self._seek, n_frames)
+        self._buffer = self._buffer[n_read * HOP :]
+        self._seek += n_read
+        self.transcript.stats.transcribed_s = self._seek * HOP / SAMPLE_RATE
         return segments
 
     def _guess(self) -> Hypothesis:
         n_frames = min(N_FRAMES, len(self._buffer) // HOP)
-        text = "" if is_silent(self._buffer) else self._hearing.guess(self._window(n_frames), n_frames)
+        text = "" if is_silent(self._buffer) else self._transcription.guess(self._window(n_frames), n_frames)
         return Hypothesis(text, (self._seek + n_frames) / 100)

@@ -65,8 +65,8 @@ class SpeechStats:
 
     audio_s: float = 0.0
     """Length of the sound."""
-    heard_s: float = 0.0
-    """Length of what was heard of it so far."""
+    transcribed_s: float = 0.0
+    """Length of what was transcribed of it so far."""
     total_s: float = 0.0
     mel_s: float = 0.0
     encode_s: float = 0.0
@@ -88,8 +88,8 @@ class SpeechStats:
 
     @property
     def real_time_factor(self) -> float | None:
-        """Seconds of sound that was heard for each second of work."""
-        return self.heard_s / self.total_s if self.total_s else None
+        """Seconds of sound transcribed per second of work."""
+        return self.transcribed_s / self.total_s if self.total_s else None
 
     @property
     def n_drafted(self) -> int:
@@ -114,7 +114,7 @@ class SpeechStats:
 
 @dataclass(slots=True)
 class Transcript:
-    """All that was heard, so far or in all."""
+    """The text of a recording, so far or in all."""
 
     language: str
     """Code of the language, as given or detected."""
@@ -123,12 +123,12 @@ class Transcript:
     segments: list[Segment] = field(default_factory=list)
     stats: SpeechStats = field(default_factory=SpeechStats)
     complete: bool = False
-    """Whether the sound was heard to its end."""
+    """Whether the sound was transcribed to its end."""
     energy: Measurement | None = None
     doubts: list[Doubt] = field(default_factory=list)
     """Stretches whose text is uncertain, or was left out."""
     silent: bool = False
-    """Whether there is no sound in the recording that could be heard, so far."""
+    """Whether all of the recording so far is silence."""
 
     @property
     def text(self) -> str:
@@ -227,12 +227,12 @@ def transcript_object(transcript: Transcript, *, words: bool = False) -> dict[st
 
 def remarks(transcript: Transcript) -> list[str]:
     """Return in a line each why there is no text, which text is uncertain, and what was left out."""
-    length = f"{transcript.stats.heard_s:.1f} s"
+    length = f"{transcript.stats.transcribed_s:.1f} s"
     found = []
     if transcript.silent and transcript.complete:
         found.append(f"silent: no sound above -80 dB in {length}")
     elif transcript.complete and not transcript.segments and not transcript.doubts:
-        found.append(f"no speech was heard in {length} of sound")
+        found.append(f"no speech in {length} of sound")
     for kept, what in ((True, "uncertain"), (False, "left out")):
         spans: list[list[Any]] = []
         for doubt in transcript.doubts:

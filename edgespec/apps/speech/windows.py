@@ -146,7 +146,7 @@ class Split:
     """The segments of a window, and where the next window begins."""
 
     pieces: tuple[Piece, ...]
-    n_heard: int
+    n_read: int
     """Frames after which the next window begins."""
     ends_with_speech: bool
     """Whether the last segment may continue in the next window."""
@@ -174,8 +174,8 @@ def split_window(tokens: Sequence[int], *, first_timestamp: int, n_frames: int) 
         start_step, end_step = part[0] - first_timestamp, part[-1] - first_timestamp
         pieces.append(_piece(_FRAMES_PER_STEP * start_step, _FRAMES_PER_STEP * end_step, part, n_frames))
         last = end
-    n_heard = n_frames if single_end else min(n_frames, pieces[-1].end)
-    return Split(tuple(pieces), n_heard, not single_end)
+    n_read = n_frames if single_end else min(n_frames, pieces[-1].end)
+    return Split(tuple(pieces), n_read, not single_end)
 
 
 def _piece(start: int, end: int, tokens: Sequence[int], n_frames: int) -> Piece:

@@ -68,19 +68,19 @@ class Translation:
 
     def extend(self, ids: Sequence[int]) -> None:
         """Translate `ids`, which follow; the last word so far may be spelled anew."""
-        word = self._take_last()
+        word = self._pop_word()
         for token in ids:
             if word and self._begins_word(word, token):
-                self._put(word)
+                self._append_word(word)
                 word = []
             word.append(token)
-        self._put(word)
+        self._append_word(word)
 
     def truncate(self, n: int) -> None:
         """Keep the first `n` tokens of the target."""
         while self.n_read > n:
-            word = self._take_last()
-            self._put(word[: max(0, n - self.n_read)])
+            word = self._pop_word()
+            self._append_word(word[: max(0, n - self.n_read)])
 
     def drop_first(self, n_tokens: int) -> int:
         """Leave out the first words, of at least `n_tokens` of the draft's tokens.
@@ -103,7 +103,7 @@ class Translation:
             return self._tokenizer.tokens(self._target.piece(token, special=True))
         return self._tokenizer.tokens(self._text(token))
 
-    def _take_last(self) -> list[int]:
+    def _pop_word(self) -> list[int]:
         if not self._words:
             return []
         start, at = self._words.pop()
@@ -111,7 +111,7 @@ class Translation:
         del self._ids[start:], self.tokens[at:]
         return word
 
-    def _put(self, word: Sequence[int]) -> None:
+    def _append_word(self, word: Sequence[int]) -> None:
         if not word:
             return
         self._words.append((len(self._ids), len(self.tokens)))

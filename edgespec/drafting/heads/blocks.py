@@ -85,7 +85,7 @@ class PlainRows:
         """Forget the block."""
         self._rows = self._rows[:0]
 
-    def at(self, place: int, before: int) -> tuple[Rows, float | None]:
+    def logits_at(self, place: int, before: int) -> tuple[Rows, float | None]:
         """Return the logits of a place, shape (1, n_row), after the token `before`, and its confidence."""
         return self._rows[place : place + 1], None
 
@@ -156,7 +156,7 @@ class MarkovRows(PlainRows):
         if block.features is not None:
             self._confidences = block.features[self._first :, 0].tolist()
 
-    def at(self, place: int, before: int) -> tuple[Rows, float | None]:
+    def logits_at(self, place: int, before: int) -> tuple[Rows, float | None]:
         """Return the logits and the confidence of a place after the token `before`."""
         row = self._rows[place : place + 1]
         chance = self._confidences[place] if self.with_states else None
@@ -189,7 +189,7 @@ class PathRows(PlainRows):
         self._candidates = packed[:, :k].astype(np.int64)
         self._scores = packed[:, k : k + k * k].reshape(-1, k, k).copy()
 
-    def at(self, place: int, before: int) -> tuple[Rows, float | None]:
+    def logits_at(self, place: int, before: int) -> tuple[Rows, float | None]:
         """Return the logits of a place after the token `before`.
 
         Those of the place by itself, where `before` is none of the candidates: a grammar chose it.
@@ -198,7 +198,7 @@ class PathRows(PlainRows):
         if place:
             found = np.flatnonzero(self._candidates[place - 1] == before)
             if not len(found):
-                return super().at(place, before)
+                return super().logits_at(place, before)
             above = int(found[0])
         row = np.full((1, self._n_row), -np.inf, np.float32)
         known = self._candidates[place] < self._n_row
@@ -339,7 +339,7 @@ class BlockModel(WindowedModel):
         if guesses:
             raise ValueError("a block is drafted without guesses")
         if not self._is_new(len(tokens)):
-            row, confidence = self._rows.at(len(tokens) - self._began_at, tokens[-1])
+            row, confidence = self._rows.logits_at(len(tokens) - self._began_at, tokens[-1])
             # Not a pass to learn costs from.
             return ForwardResult(row, 0.0, N_MAX + 1, confidence=confidence)
         started = time.perf_counter()
@@ -356,7 +356,7 @@ class BlockModel(WindowedModel):
         self._session.rewind(n_read)
         self._rows.set(evaluated)
         self._began_at = began_at
-        row, confidence = self._rows.at(0, last)
+        row, confidence = self._rows.logits_at(0, last)
         is_own = evaluated.n_tokens == 1 + len(self._masks)
         return replace(
             evaluated,

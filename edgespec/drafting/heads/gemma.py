@@ -130,7 +130,7 @@ class LentSession:
         """Do nothing, as no pass left anything; return `n_keep`."""
         return n_keep
 
-    def keep(self) -> None:
+    def checkpoint(self) -> None:
         """Do nothing."""
 
     def clear(self) -> None:

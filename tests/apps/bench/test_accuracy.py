@@ -111,7 +111,7 @@ def test_a_model_with_broken_numbers(
 @pytest.mark.parametrize("free", [True, False], ids=["that becomes full", "without room"])
 def test_a_disk(free: bool, tmp_path: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[Any] = []
-    monkeypatch.setattr(room, "say", lambda *what: said.append(what))
+    monkeypatch.setattr(room, "send", lambda *what: said.append(what))
     if free:
         full = Path("/dev/full")
         monkeypatch.setattr(room.tempfile, "TemporaryFile", lambda **_: full.open("r+b", buffering=0))

@@ -19,7 +19,7 @@ from edgespec.apps.bench.measure import BenchControl, BenchSettings, fitting, ge
 from edgespec.apps.bench.runs import PLAIN, PLAIN_VARIANT, Run, Variant, parse_variants
 from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.energy.meter import EnergyMeter
-from edgespec.decoding.options import Waking
+from edgespec.decoding.options import WakePolicy
 from edgespec.errors import EdgespecError, UsageError
 from tiny_gguf import write_tiny_gguf
 
@@ -83,11 +83,11 @@ def test_variants_that_are_not_exact() -> None:
         "cascade,cascade@0.4,cascade-entropy@1.25,cascade-rest@0,cascade-entropy-8@2,lenience-0.5"
     )
     assert [variant.cascade for variant in variants[:-1]] == [
-        Waking(),
-        Waking("margin", 0.4),
-        Waking("entropy", 1.25),
-        Waking("margin", 0.0, span="rest"),
-        Waking("entropy", 2.0, span=8),
+        WakePolicy(),
+        WakePolicy("margin", 0.4),
+        WakePolicy("entropy", 1.25),
+        WakePolicy("margin", 0.0, span="rest"),
+        WakePolicy("entropy", 2.0, span=8),
     ]
     assert variants[-1].lenience == 0.5
     assert not any(variant.exact for variant in variants)

@@ -197,9 +197,18 @@ def test_drafted_program_that_fails(programs: Path):
         list(opened(programs).runs(PROMPT, 0))
 
 
-def test_hanging_program_is_ended(programs: Path):
+def test_hanging_program_is_ended(programs: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its time begins when it hangs, on a busy machine too."""
     peer = opened(programs, timeout_s=2.0)
     fake(programs / PLAIN_PROGRAM, log="0.00.001.153 I loading\n", sleep=600)
+    calls, communicate = (programs / PLAIN_PROGRAM).with_suffix(".calls"), subprocess.Popen.communicate
+
+    def when_it_hangs(self: Any, *arguments: Any, **options: Any) -> Any:
+        while not calls.exists():
+            time.sleep(0.01)
+        return communicate(self, *arguments, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", when_it_hangs)
     with pytest.raises(EdgespecError, match=r"^llama-completion took more than 2 s; its last line: loading$"):
         next(peer.runs(PROMPT, 0))
     assert not alive(asked(programs / PLAIN_PROGRAM)["pid"])

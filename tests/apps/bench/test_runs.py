@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgespec.apps.bench.runs import Run, keep, read_kept
+from edgespec.apps.bench.runs import Run, read_kept, store
 from edgespec.platform.metering import Measurement
 
 RUN = Run(
@@ -55,7 +55,7 @@ def test_a_damaged_value_and_that_of_another_key_are_none(tmp_path: Path, data: 
     file = tmp_path / "kept.json"
     key = KEY.decode()
     assert read_kept(file, key, Run) is None
-    keep(file, key, RUN)
+    store(file, key, RUN)
     assert read_kept(file, key, Run) == RUN
     file.write_bytes(data)
     assert read_kept(file, key, Run) is None

@@ -305,18 +305,32 @@ def test_characters_are_never_cut(client: httpx.Client):
 
 def test_a_stream_that_waits_sends_comments(served: Served, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(streaming, "ALIVE_S", 0.01)
-    long = ASK | GREEDY | {"max_tokens": 400, "speculative": {"drafter": "none"}, "user": "same"}
+    body = ASK | GREEDY | {"max_tokens": 4, "speculative": {"drafter": "none"}, "user": "same"}
+    may_step, step = threading.Event(), served.engine.step
 
-    async def all_at_once() -> str:
+    def held() -> None:
+        may_step.wait(60)
+        step()
+
+    async def all_at_once() -> list[str]:
+        comments = []
         async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
-            before = [asyncio.create_task(client.post(CHAT, json=long)) for _ in range(4)]
-            await until(lambda: served.worker.n_waiting >= 2)
-            answer = await client.post(CHAT, json=long | {"max_tokens": 4, "stream": True})
+            before = [asyncio.create_task(client.post(CHAT, json=body)) for _ in range(4)]
+            await until(lambda: served.worker.n_running + served.worker.n_waiting == len(before))
+            async with client.stream("POST", CHAT, json=body | {"stream": True}) as answer:
+                async for line in answer.aiter_lines():
+                    if line.startswith(":"):
+                        comments.append(line)
+                    if line == ": waiting":
+                        may_step.set()
             assert [done.status_code for done in await asyncio.gather(*before)] == [200] * 4
-            return answer.text
+        return comments
 
-    comments = [line for line in asyncio.run(all_at_once()).splitlines() if line.startswith(":")]
-    assert ": waiting" in comments
+    monkeypatch.setattr(served.engine, "step", held)
+    try:
+        comments = asyncio.run(all_at_once())
+    finally:
+        may_step.set()
     places = [int(line.removeprefix(": queue ")) for line in comments if line.startswith(": queue ")]
     assert len(places) > 1
     assert places == sorted(places, reverse=True)

@@ -11,7 +11,7 @@ import pytest
 
 from edgespec import Engine
 from edgespec.decoding.generate import logprobs_of
-from edgespec.decoding.options import Options, Waking
+from edgespec.decoding.options import Options, WakePolicy
 from edgespec.errors import UsageError
 from edgespec.llama.session import Session
 from server_app import Served, serving
@@ -132,7 +132,7 @@ def test_options_of_the_engine(tiny_path: Path):
     with pytest.raises(UsageError, match="1 or more"):
         Options(n_predict=0)
     with pytest.raises(UsageError, match="cascade"):
-        Options(prompt_logprobs=True, n_logprobs=0, cascade=Waking())
+        Options(prompt_logprobs=True, n_logprobs=0, cascade=WakePolicy())
     with Engine(tiny_path, drafter="suffix", profile=False) as engine:
         seeded = {"seed": 3, "n_predict": 12}
         scored = engine.generate("hello", prompt_logprobs=True, n_logprobs=0, **seeded)

@@ -228,10 +228,10 @@ def test_the_track_that_is_heard():
         return round(end_s)
 
     assert seconds([first, second]) == 2
-    assert said == ["the recording: track 1 of 2 is heard"]
+    assert said == ["the recording: track 1 of 2 is transcribed"]
     assert seconds([first, second], track=2) == 1 and said == []
     assert seconds([nothing, nothing, second]) == 1
-    assert said == ["the recording: track 3 of 3 is heard; those before it are silent"]
+    assert said == ["the recording: track 3 of 3 is transcribed; those before it are silent"]
     silent = read_audio(io.BytesIO(film([nothing, nothing], [0.0, 0.0])))
     assert len(silent) / SECOND == pytest.approx(2.0, abs=0.1) and not silent.any()
     with pytest.raises(UsageError, match="track 3: the recording has 2"):

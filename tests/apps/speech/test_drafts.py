@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from edgespec.apps.speech.drafts import HeardText, ModelDrafts, check_draft, map_tokenizers, shares_encoder
+from edgespec.apps.speech.drafts import (
+    ModelDrafts,
+    TranscriptStore,
+    check_draft,
+    map_tokenizers,
+    shares_encoder,
+)
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
 from edgespec.apps.speech.transcriber import Transcriber, open_transcriber
@@ -44,7 +50,7 @@ def sound():
     return np.random.default_rng(2).uniform(-0.3, 0.3, 16000 * 12).astype(np.float32)
 
 
-def heard(model, sound, drafts=None, **options):
+def transcribed(model, sound, drafts=None, **options):
     chosen = {"language": "en", "temperatures": (0.0,), "max_no_speech": None, **options}
     spoken = Transcriber(model.model, model.tokenizer, SpeechOptions(**chosen), drafts=drafts)
     transcript = spoken.transcribe(sound)
@@ -56,11 +62,11 @@ def heard(model, sound, drafts=None, **options):
 def test_text_is_the_same_bit_for_bit_with_any_draft(models, sound, name, temperatures):
     if not llama_kernels.load().available:
         pytest.skip(f"with stock kernels a token's bits depend on its batch: {llama_kernels.load().reason}")
-    plain, _ = heard(models["target"], sound, temperatures=temperatures)
+    plain, _ = transcribed(models["target"], sound, temperatures=temperatures)
     drafts = ModelDrafts(models["target"], models[name])
     drafts._acceptance[True].argmax.chance = lambda depth, bucket: 0.95  # drafts, whatever it costs
     drafts._acceptance[True].next.chance = lambda depth, bucket: 0.95
-    drafted, stats = heard(models["target"], sound, drafts, temperatures=temperatures)
+    drafted, stats = transcribed(models["target"], sound, drafts, temperatures=temperatures)
     assert plain
     assert drafted == plain
     assert stats.n_drafted > 0
@@ -70,9 +76,9 @@ def test_text_is_the_same_bit_for_bit_with_any_draft(models, sound, name, temper
 
 def test_a_text_that_is_expected_again_drafts_itself(models, sound):
     drafts = ModelDrafts(models["target"])
-    plain, stats = heard(models["target"], sound)
-    first, _ = heard(models["target"], sound, drafts)
-    again, later = heard(models["target"], sound, drafts)
+    plain, stats = transcribed(models["target"], sound)
+    first, _ = transcribed(models["target"], sound, drafts)
+    again, later = transcribed(models["target"], sound, drafts)
     assert first == again == plain
     assert later.n_steps < 0.7 * stats.n_steps
 
@@ -116,21 +122,21 @@ COSTS = [0.0, *(1.6e-3 + 0.1e-3 * n for n in range(33))]
 
 
 def test_text_that_repeats_itself_begins_to_draft_and_other_text_ends_it():
-    heard = HeardText()
+    store = TranscriptStore()
     refrain = list(range(100, 160))
-    heard.play([1, 2, *refrain], 2, COSTS)
-    assert not heard.drafts
-    heard.play([1, 2, *refrain], 2, COSTS)
-    assert heard.drafts
-    heard.learn(60, 20, 1, COSTS)
-    heard.learn(60, 20, 0, COSTS)
-    heard.learn(60, 20, 0, COSTS)
-    heard.learn(60, 20, 0, COSTS)
-    assert not heard.drafts
+    store.play([1, 2, *refrain], 2, COSTS)
+    assert not store.drafts
+    store.play([1, 2, *refrain], 2, COSTS)
+    assert store.drafts
+    store.learn(60, 20, 1, COSTS)
+    store.learn(60, 20, 0, COSTS)
+    store.learn(60, 20, 0, COSTS)
+    store.learn(60, 20, 0, COSTS)
+    assert not store.drafts
 
 
 def test_what_is_expected_drafts_at_once():
-    heard = HeardText()
-    heard.expect([5, 6, 7, 8])
-    assert heard.drafts
-    assert heard.store.document([1, 5, 6]).offer((), 2)[0] == [7, 8]
+    store = TranscriptStore()
+    store.expect([5, 6, 7, 8])
+    assert store.drafts
+    assert store.store.document([1, 5, 6]).offer((), 2)[0] == [7, 8]

@@ -49,7 +49,7 @@ def test_the_next_window_begins_where_the_last_complete_segment_ended_and_knows_
     ]
     assert transcript.text == "one two cut off four"
     assert transcript.doubts == []
-    assert transcript.stats.heard_s == 38.0
+    assert transcript.stats.transcribed_s == 38.0
     assert transcript.complete
     assert model.heard[0] == (TOKENS.sot,)
     assert model.heard[1] == (TOKENS.sot_prev, *said(0.0, " one", 8.0, 8.0, " two", 20.0), TOKENS.sot)
@@ -174,8 +174,8 @@ def test_a_window_begins_where_the_sound_does():
     ("samples", "speech", "script", "said_of_it"),
     [
         (np.zeros(16000 * 40, np.float32), None, [], ["silent: no sound above -80 dB in 40.0 s"]),
-        (sound(3.0), None, said(0.0, " ", 3.0), ["no speech was heard in 3.0 s of sound"]),
-        (sound(3.0), [], [], ["no speech was heard in 3.0 s of sound"]),
+        (sound(3.0), None, said(0.0, " ", 3.0), ["no speech in 3.0 s of sound"]),
+        (sound(3.0), [], [], ["no speech in 3.0 s of sound"]),
         (sound(3.0), None, said(0.0, " a", 3.0), []),
         (
             sound(3.0),
@@ -246,12 +246,15 @@ def test_what_was_heard_before_ctrl_c_is_kept():
         return encode(mel)
 
     model.encode = interrupted
-    hearing = spoken.hear(sound(90.0))
+    transcription = spoken.stream(sound(90.0))
     with pytest.raises(KeyboardInterrupt):
-        list(hearing.segments())
-    assert hearing.transcript.text == "one two"
-    assert (hearing.transcript.stats.heard_s, hearing.transcript.stats.audio_s) == (60.0, 90.0)
-    assert not hearing.transcript.complete
+        list(transcription.segments())
+    assert transcription.transcript.text == "one two"
+    assert (transcription.transcript.stats.transcribed_s, transcription.transcript.stats.audio_s) == (
+        60.0,
+        90.0,
+    )
+    assert not transcription.transcript.complete
 
 
 def test_without_timestamps_a_window_is_one_segment():

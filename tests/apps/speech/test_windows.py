@@ -19,7 +19,7 @@ def test_pairs_of_timestamps_end_segments_and_text_after_the_last_is_left_to_the
     found = split(tokens)
     assert [(piece.start, piece.end) for piece in found.pieces] == [(0, 20), (24, 80)]
     assert found.pieces[0].tokens == (*times(0), 1, 2, *times(10))
-    assert found.n_heard == 80
+    assert found.n_read == 80
     assert found.ends_with_speech
 
 
@@ -27,7 +27,7 @@ def test_a_single_timestamp_at_the_end_means_that_nobody_speaks_after_it():
     tokens = [*times(0), 1, *times(10, 12), 3, *times(40)]
     found = split(tokens, 2500)
     assert [(piece.start, piece.end) for piece in found.pieces] == [(0, 20), (24, 80)]
-    assert found.n_heard == 2500
+    assert found.n_read == 2500
     assert not found.ends_with_speech
 
 
@@ -37,4 +37,4 @@ def test_a_single_timestamp_at_the_end_means_that_nobody_speaks_after_it():
 def test_without_a_pair_the_window_is_one_segment(tokens, end):
     found = split(tokens, 1234)
     assert found.pieces == (Piece(0, end, tuple(tokens)),)
-    assert found.n_heard == 1234
+    assert found.n_read == 1234

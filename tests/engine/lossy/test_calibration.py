@@ -22,7 +22,7 @@ from edgespec.apps.bench.teacher import (
     ratio_error,
     simulate,
 )
-from edgespec.decoding.options import Waking
+from edgespec.decoding.options import WakePolicy
 from edgespec.engine.cascade import (
     ThresholdChoice,
     ThresholdPoint,
@@ -55,27 +55,27 @@ ANSWER = marks([0.9, 0.2, 0.1, 0.9, 0.3, 0.9], wrong={1, 4})
 
 
 @pytest.mark.parametrize(
-    ("waking", "expected"),
+    ("wake_policy", "expected"),
     [
-        (Waking("margin", 0.0, span=2), (2, 0, 3.0)),
-        (Waking("margin", 1.0, span=2), (0, 6, 0.0)),
-        (Waking("margin", 0.2, span=1), (1, 2, 2.0)),
-        (Waking("margin", 0.2, span=2), (1, 2, 2.0)),
-        (Waking("margin", 0.3, span=2), (0, 4, 1.0)),
-        (Waking("margin", 0.2, span="rest"), (0, 5, 0.5)),
-        (Waking("margin", 0.3, window=2, span=1), (2, 1, 2.5)),
-        (Waking("entropy", 0.7, span=2), (0, 4, 1.0)),
-        (Waking("margin", 0.3, span=100), (0, 5, 0.5)),
+        (WakePolicy("margin", 0.0, span=2), (2, 0, 3.0)),
+        (WakePolicy("margin", 1.0, span=2), (0, 6, 0.0)),
+        (WakePolicy("margin", 0.2, span=1), (1, 2, 2.0)),
+        (WakePolicy("margin", 0.2, span=2), (1, 2, 2.0)),
+        (WakePolicy("margin", 0.3, span=2), (0, 4, 1.0)),
+        (WakePolicy("margin", 0.2, span="rest"), (0, 5, 0.5)),
+        (WakePolicy("margin", 0.3, window=2, span=1), (2, 1, 2.5)),
+        (WakePolicy("entropy", 0.7, span=2), (0, 4, 1.0)),
+        (WakePolicy("margin", 0.3, span=100), (0, 5, 0.5)),
     ],
     ids=str,
 )
-def test_a_cascade_along_an_answer(waking, expected):
-    assert simulate(ANSWER, waking) == expected
+def test_a_cascade_along_an_answer(wake_policy, expected):
+    assert simulate(ANSWER, wake_policy) == expected
 
 
 def test_a_point_is_of_all_tokens_of_all_prompts():
     texts = [ANSWER, marks([0.9] * 4, wrong={0})]
-    found = point(texts, Waking("margin", 0.2, span=1))
+    found = point(texts, WakePolicy("margin", 0.2, span=1))
     assert (found.loss, found.target_share, found.kl) == (0.2, 0.2, 0.4)
     assert found.error == ratio_error([1, 1], [6, 4])
 
@@ -129,9 +129,9 @@ def test_what_is_chosen_keeps_the_loss_with_the_fewest_tokens(signal):
     assert best.loss + best.error <= 0.03
     assert 0.0 < best.target_share < 1.0
     assert all(one.target_share >= best.target_share for one in points if one.loss + one.error <= 0.03)
-    fresh = point(toy_texts(n=200, seed=2), Waking(signal, best.threshold, best.window, 4))
+    fresh = point(toy_texts(n=200, seed=2), WakePolicy(signal, best.threshold, best.window, 4))
     assert fresh.loss <= 0.03, "it holds for other prompts of the kind"
-    assert point(texts, Waking(signal, best.threshold, best.window, 4)) == best
+    assert point(texts, WakePolicy(signal, best.threshold, best.window, 4)) == best
 
 
 def test_no_loss_is_nearly_the_target_alone_and_any_loss_the_small_model():
@@ -182,28 +182,28 @@ def test_what_is_kept_is_what_a_cascade_is_told(headers):
     file = store_calibration(*headers, [CHOICE])
     assert file == calibration_path(*headers)
     assert file.name.startswith("big+small-")
-    assert calibrated(*headers, Waking()) == Waking("margin", 0.4, 2, 16)
+    assert calibrated(*headers, WakePolicy()) == WakePolicy("margin", 0.4, 2, 16)
     rest = replace(CHOICE, span="rest", point=replace(CHOICE.point, threshold=0.1))
     store_calibration(*headers, [rest])
-    assert calibrated(*headers, Waking(span="rest")) == Waking("margin", 0.1, 2, "rest")
-    assert calibrated(*headers, Waking()).threshold == 0.4, "the other one is still there"
+    assert calibrated(*headers, WakePolicy(span="rest")) == WakePolicy("margin", 0.1, 2, "rest")
+    assert calibrated(*headers, WakePolicy()).threshold == 0.4, "the other one is still there"
     assert sorted(path.name for path in file.parent.iterdir()) == [".lock", file.name]
 
 
 @pytest.mark.parametrize(
-    ("waking", "words"),
+    ("wake_policy", "words"),
     [
-        (Waking(), "signal margin and the span 16"),
-        (Waking("entropy"), "signal entropy and the span 16"),
-        (Waking(span=9), "signal margin and the span 9"),
-        (Waking(span="rest"), "signal margin and the span rest"),
+        (WakePolicy(), "signal margin and the span 16"),
+        (WakePolicy("entropy"), "signal entropy and the span 16"),
+        (WakePolicy(span=9), "signal margin and the span 9"),
+        (WakePolicy(span="rest"), "signal margin and the span rest"),
     ],
     ids=str,
 )
-def test_without_a_calibration_it_says_what_to_run(headers, waking, words):
+def test_without_a_calibration_it_says_what_to_run(headers, wake_policy, words):
     store_calibration(*headers, [replace(CHOICE, span=5)])
     with pytest.raises(UsageError, match=rf"{words}; run `edgespec calibrate`") as found:
-        calibrated(*headers, waking)
+        calibrated(*headers, wake_policy)
     assert "\n" not in str(found.value)
 
 
@@ -224,12 +224,12 @@ def test_a_damaged_file_is_one_line_and_is_replaced(headers, damage):
     file = store_calibration(*headers, [CHOICE])
     file.write_text(damage(file.read_text()))
     with pytest.raises(UsageError, match="run `edgespec calibrate`") as found:
-        calibrated(*headers, Waking())
+        calibrated(*headers, WakePolicy())
     assert "\n" not in str(found.value)
     assert file.with_name(f"{file.name}.set-aside").exists()
     assert load_calibration(*headers).choices == {}
     store_calibration(*headers, [CHOICE])
-    assert calibrated(*headers, Waking()).threshold == 0.4
+    assert calibrated(*headers, WakePolicy()).threshold == 0.4
 
 
 def test_a_damaged_file_is_looked_at_only(headers):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingParams
-from edgespec.decoding.options import Waking
+from edgespec.decoding.options import WakePolicy
 from edgespec.decoding.sampling import Coins
 from edgespec.engine.cascade import Cascade, Confidence, SmallModel, signal_of
 from edgespec.errors import EdgespecError, UsageError
@@ -51,11 +51,11 @@ def test_signals_of_tokens_that_are_none():
 
 
 def test_a_window_averages_and_begins_anew():
-    confidence = Confidence(Waking("margin", 0.5, window=2))
+    confidence = Confidence(WakePolicy("margin", 0.5, window=2))
     assert [confidence.lost(value) for value in (0.9, 0.2, 0.8, 0.1)] == [False, False, True, True]
     confidence.forget()
     assert not confidence.lost(0.6), "0.1 is forgotten"
-    entropy = Confidence(Waking("entropy", 1.0, window=3))
+    entropy = Confidence(WakePolicy("entropy", 1.0, window=3))
     assert [entropy.lost(value) for value in (0.5, 1.4, 1.1, 0.2)] == [False, False, True, False]
 
 
@@ -64,8 +64,8 @@ def test_the_ends_of_a_threshold(signal):
     never, always = {"margin": (0.0, 1.0), "entropy": (math.inf, 0.0)}[signal]
     rows = [np.zeros(5, np.float32), np.array([50, 0, 0], np.float32), np.array([1, 0, 0], np.float32)]
     for row in rows:
-        assert not Confidence(Waking(signal, never)).lost(signal_of(row, signal))
-        assert Confidence(Waking(signal, always)).lost(signal_of(row, signal))
+        assert not Confidence(WakePolicy(signal, never)).lost(signal_of(row, signal))
+        assert Confidence(WakePolicy(signal, always)).lost(signal_of(row, signal))
 
 
 # ---- toy models ----
@@ -113,7 +113,7 @@ def cascade_of(
             params,
             seed,
             rule="match",
-            cascade=Waking("margin", threshold, window, span),
+            cascade=WakePolicy("margin", threshold, window, span),
             n_predict=options.pop("n_predict", 10),
         ),
         **options,
@@ -173,7 +173,7 @@ def plainly(model, params, n, seed=0):
     sampler, coins, tokens = params.sampler(N_VOCAB, 0), Coins(seed), [*PROMPT]
     for _ in range(n):
         recent = np.asarray(tokens if params.looks_back else [], np.int32)
-        tokens.append(sampler.sample(model(tuple(tokens)), recent, coins.take(1)[0], -1))
+        tokens.append(sampler.sample(model(tuple(tokens)), recent, coins.draw(1)[0], -1))
     return tokens[len(PROMPT) :]
 
 
@@ -308,7 +308,7 @@ def small_alone(engine):
 
 SAMPLED = SamplingParams(temperature=0.9, top_k=20, repeat_penalty=1.2, penalty_last_n=32)
 OPTIONS = {"params": SAMPLED, "seed": 5, "n_predict": 60}
-NEVER, ALWAYS = Waking(threshold=0.0), Waking(threshold=1.0)
+NEVER, ALWAYS = WakePolicy(threshold=0.0), WakePolicy(threshold=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +335,7 @@ def test_never_woken_is_the_small_model_alone(engine, small_alone):
 def test_always_woken_is_the_target_alone(engine, drafter, span):
     exact = engine.generate("abc abc", drafter="none", **OPTIONS)
     assert (exact.mode, exact.exact, exact.target_share) == ("exact", True, 1.0)
-    always = Waking(threshold=1.0, span=span)
+    always = WakePolicy(threshold=1.0, span=span)
     result = engine.generate("abc abc", cascade=always, drafter=drafter, **OPTIONS)
     assert result.token_ids == exact.token_ids
     assert (result.exact, result.target_share) == (False, 1.0)
@@ -343,9 +343,9 @@ def test_always_woken_is_the_target_alone(engine, drafter, span):
 
 @pytest.mark.parametrize("span", [5, "rest"])
 def test_drafting_in_a_span_changes_no_text(engine, between, span):
-    waking = Waking(threshold=between, span=span)
+    wake_policy = WakePolicy(threshold=between, span=span)
     texts = [
-        engine.generate("abc abc", cascade=waking, **options, **OPTIONS)
+        engine.generate("abc abc", cascade=wake_policy, **options, **OPTIONS)
         for options in (
             {"drafter": "none"},
             {"drafter": "model", "gamma": 3},
@@ -361,7 +361,7 @@ def test_drafting_in_a_span_changes_no_text(engine, between, span):
 
 
 def test_what_a_cascade_tells(engine, between):
-    stream = engine.stream("abc abc", cascade=Waking(threshold=between, span=4), **OPTIONS)
+    stream = engine.stream("abc abc", cascade=WakePolicy(threshold=between, span=4), **OPTIONS)
     tokens = list(stream)
     result = stream.result
     n_alone = sum(token.origin == "alone" for token in tokens)
@@ -387,17 +387,17 @@ def test_a_stop_string_ends_a_cascade(engine):
 
 def test_exact_generations_and_cascades_in_turns(engine, between):
     """Neither leaves anything in the other's caches."""
-    waking = Waking(threshold=between, span=3)
+    wake_policy = WakePolicy(threshold=between, span=3)
     first = [
-        engine.generate("abc", cascade=waking, **OPTIONS).token_ids,
+        engine.generate("abc", cascade=wake_policy, **OPTIONS).token_ids,
         engine.generate("abc", **OPTIONS).token_ids,
     ]
-    stream = engine.stream("xyz", cascade=waking, **OPTIONS)
+    stream = engine.stream("xyz", cascade=wake_policy, **OPTIONS)
     for _ in itertools.islice(stream, 9):
         pass
     stream.close()
     again = [
-        engine.generate("abc", cascade=waking, **OPTIONS).token_ids,
+        engine.generate("abc", cascade=wake_policy, **OPTIONS).token_ids,
         engine.generate("abc", **OPTIONS).token_ids,
     ]
     assert first == again
@@ -407,9 +407,9 @@ def test_a_cascade_needs_what_it_needs(engine, small_alone, tmp_path):
     with pytest.raises(UsageError, match="needs a draft model"):
         small_alone.generate("abc", cascade=NEVER)
     with pytest.raises(UsageError, match="run `edgespec calibrate`"):
-        engine.generate("abc", cascade=Waking())
+        engine.generate("abc", cascade=WakePolicy())
     with pytest.raises(UsageError, match=r"span rest; run `edgespec calibrate`"):
-        engine.generate("abc", cascade=Waking(span="rest"))
+        engine.generate("abc", cascade=WakePolicy(span="rest"))
 
 
 # ---- lenient acceptance ----
@@ -446,7 +446,7 @@ def test_the_real_pair(pair):
         never = engine.generate(prompt, cascade=NEVER, **options)
         assert never.token_ids == small.generate(prompt, **options).token_ids
         shares = [
-            engine.generate(prompt, cascade=Waking(threshold=threshold), **options).target_share
+            engine.generate(prompt, cascade=WakePolicy(threshold=threshold), **options).target_share
             for threshold in (0.1, 0.9)
         ]
         assert 0.0 <= shares[0] < shares[1] <= 1.0

@@ -343,11 +343,11 @@ class _BatchRun:
             done = f"{self._results.n_done} of {self._input.n_requests} requests are done"
             go_on = "nothing is kept" if self._files.piped else "run the same command again to resume"
             message(f"interrupted: {done}; {go_on}")
-            self._tell_failed()
+            self._print_failed()
         finally:
             self._n_tokens, self._seconds = writer.n_tokens, time.monotonic() - began
 
-    def _tell_failed(self) -> None:
+    def _print_failed(self) -> None:
         failed = self._results.failed
         numbers = [*islice(self._input.line_numbers(), failed[-1].place + 1)] if failed else []
         for place, custom_id, reason in failed:
@@ -360,7 +360,7 @@ class _BatchRun:
         rate = self._n_tokens / self._seconds if self._seconds else None
         joules = self._energy.joules if self._energy else None
         failed, total = self._results.n_failed, self._input.n_requests
-        self._tell_failed()
+        self._print_failed()
         if self._files.json:
             facts = {
                 "out": str(self._files.out),

@@ -66,14 +66,14 @@ def calibrate_command(
     """
     from edgespec.apps.bench.measure import read_answers
     from edgespec.apps.bench.teacher import SIGNALS
-    from edgespec.decoding.options import SPAN, Waking
+    from edgespec.decoding.options import SPAN, WakePolicy
     from edgespec.engine.cascade import check_storable, store_calibration
     from edgespec.platform.processes import SignalPipe
 
     if not 0.0 <= aim.loss < 1.0:  # nan too
         raise UsageError("must be 0 or more and below 1, such as 0.02", field="loss", value=f"{aim.loss:g}")
     text: Any = SPAN if aim.span is None else aim.span
-    span = Waking(span=int(text) if re.fullmatch("[0-9]{1,9}", f"{text}") else text).span  # checks it
+    span = WakePolicy(span=int(text) if re.fullmatch("[0-9]{1,9}", f"{text}") else text).span  # checks it
     suite = aim.suite.load()
     names = models.pull("model", compute, writes=True)
     with (
@@ -140,7 +140,7 @@ def _print_choice(choice: ThresholdChoice) -> None:
     headings = [">over\ntokens", ">the target\nwrites", ">loss of\ntokens", ">KL, nats a token", ""]
     print_figures([[f">{choice.signal}", *headings], *rows])
     out.print(
-        f"{choice.waking}: the target writes {choice.point.target_share:.0%} of the tokens, "
+        f"{choice.wake_policy}: the target writes {choice.point.target_share:.0%} of the tokens, "
         f"loss {choice.point.loss:.1%} of the tokens, {choice.asked:.1%} allowed "
         f"({choice.n_prompts} prompts, {choice.n_tokens} tokens; span {choice.span})"
     )

@@ -182,7 +182,7 @@ def compare_command(
     )
     write_results(outcome, outputs)
     message(f"raw runs are in {folder.out}")
-    _tell_of_made(comparison.targets.values())
+    _print_made(comparison.targets.values())
     for line in outcome.warnings:
         message(f"warning: {line}")
     return code
@@ -240,7 +240,7 @@ def machine_facts(assume_watts: float | None) -> Facts:
         return {**facts(), "energy": meter.begin().end().source or "unavailable"}
 
 
-def _tell_of_made(targets: Iterable[ModelFile]) -> None:
+def _print_made(targets: Iterable[ModelFile]) -> None:
     """Print which quantizations were made and are kept, and how they are deleted."""
     if made := [file.path for file in targets if file.path.is_relative_to(QUANTIZED.path())]:
         size = format_size(sum(path.stat().st_size for path in made))

@@ -37,7 +37,7 @@ from edgespec.apps.bench.rows import (
 )
 from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome
 from edgespec.apps.bench.summary import ESTIMATED
-from edgespec.cli.console import out, print_table, tell_written
+from edgespec.cli.console import out, print_table, report_written
 from edgespec.platform.files import write_file
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Chart:
         """The left margin in pixels, for the labels of y."""
         return 48 + 4 * max([0, *(min(len(name), _LONGEST_NAME) - 7 for name in self.names)])
 
-    def at(self, x: float, y: float) -> _Point:
+    def pixel(self, x: float, y: float) -> _Point:
         """Return the pixel position of a point."""
         (x0, x1), (y0, y1) = self.spans
         across, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
@@ -132,7 +132,7 @@ class Chart:
         """Return the rows' numbers, each in the nearest place of 11 x 10 pixels that is free."""
         if self.names:
             return []
-        taken = [complex(*self.at(*point)) for point in self.points]
+        taken = [complex(*self.pixel(*point)) for point in self.points]
         width, height = self.size
         around = [
             cmath.rect(r, math.radians(-angle)) for r in range(10, 80, 4) for angle in range(45, 405, 30)
@@ -246,10 +246,10 @@ def write_results(outcome: BenchmarkOutcome, outputs: ReportOutputs) -> None:
         else:
             stack.callback(print_report, report)
         if outputs.report:
-            stack.callback(tell_written, outputs.report)
+            stack.callback(report_written, outputs.report)
             stack.callback(write_report, report, outputs.report)
         if outputs.csv:
-            stack.callback(tell_written, outputs.csv)
+            stack.callback(report_written, outputs.csv)
             stack.callback(report.write_csv, outputs.csv)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from edgespec.cli.completion import complete_model
-from edgespec.cli.console import err, message, out, tell_written
+from edgespec.cli.console import err, message, out, report_written
 from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import OUTPUT, PoolingOption, ThreadsAndKernels
 from edgespec.cli.progress import WorkDisplay, pull_named
@@ -222,7 +222,7 @@ def _write(
         sys.stdout.write(json.dumps(facts | made, ensure_ascii=False) + "\n")
     if output.output:
         write_file(output.output, _encoded(output.kind, objects(), rows), field="output")
-        tell_written(output.output)
+        report_written(output.output)
     elif not output.json:
         sys.stdout.buffer.write(_encoded(output.kind, objects(), rows))
     sys.stdout.flush()

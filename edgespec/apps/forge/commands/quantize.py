@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.completion import complete_model
-from edgespec.cli.console import err, out, tell_written
+from edgespec.cli.console import err, out, report_written
 from edgespec.cli.groups import shown
 from edgespec.cli.progress import PullDisplay, WorkDisplay
 from edgespec.errors import UsageError
@@ -138,7 +138,7 @@ def quantize_command(  # noqa: PLR0913 - a user's options
             quantize(target, name)
         if not json:
             out.print(str(target))
-        tell_written(target)
+        report_written(target)
     if json:
         files = [{"type": name, "path": str(t), "size": t.stat().st_size} for name, t in targets.items()]
         out.print_json(data={"source": str(src), "pure": pure, "files": files})

@@ -268,7 +268,7 @@ class Training:
         longest = 1.0 if start is None else warm
         feed = self._batches(state.place)
         with stop_signals() as asked:
-            self._tell("compiling")
+            self._report("compiling")
             while (share := self._share()) < 1 and len(state.history) - state.best <= settings.patience:
                 batch, place = next(feed)
                 length = longest * min(1.0, (state.n_steps + 1) / _WARM_UP)
@@ -282,7 +282,7 @@ class Training:
                 state.place, state.n_steps = place, state.n_steps + 1
                 state.n_tokens += int((batch.weights > 0).sum())
                 state.elapsed_s = time.monotonic() - began
-                self._tell()
+                self._report()
                 evaluated_s = state.history[-1][1] if state.history else 0.0
                 if state.elapsed_s - evaluated_s >= settings.evaluate_s and not asked.is_set():
                     self._evaluate_now(params)
@@ -326,9 +326,9 @@ class Training:
         state.history.append((state.n_tokens, state.elapsed_s, acceptance))
         if state.best == len(state.history) - 1:
             write_arrays(self._folder / BEST, params, asdict(acceptance))
-        self._tell()
+        self._report()
 
-    def _tell(self, detail: str = "") -> None:
+    def _report(self, detail: str = "") -> None:
         state, share = self._state, min(1.0, self._share())
         shares = state.history[-1][2].by_position if state.history else ()
         accepted = f"accepted {' '.join(f'{share:.2f}' for share in shares)}, " if shares else ""

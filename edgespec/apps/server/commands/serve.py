@@ -251,7 +251,7 @@ class SpeechServing:
         str,
         typer.Option(
             metavar="NAME|auto|none",
-            help="Model that drafts for it; auto: text heard before alone; none: nothing.",
+            help="Model that drafts for it; auto: only earlier text drafts; none: nothing.",
             autocompletion=complete_model,
         ),
     ] = "auto"
@@ -541,28 +541,29 @@ def _load(
         reasoning_budget=options.limits.reasoning_budget,
     )
     drafted = f", drafted by {engine.draft_name}" if engine.draft_name else ""
-    lines, heard = [f"serving {engine.target_name}{drafted}", str(engine.capacity)], None
+    speech_service: SpeechService | None = None
+    lines = [f"serving {engine.target_name}{drafted}", str(engine.capacity)]
     if options.speech.speech is not None:
-        heard = _load_speech(stack, options, measured, limits, [], metrics)
-        heard = replace(heard, aliases=(heard.name, *names) if names else ())
-        lines.append(f"writing down recordings with {heard.name}")
+        speech_service = _load_speech(stack, options, measured, limits, [], metrics)
+        speech_service = replace(speech_service, aliases=(speech_service.name, *names) if names else ())
+        lines.append(f"writing down recordings with {speech_service.name}")
     app = create_app(
         engine,
         worker,
         metrics=metrics,
         service=service,
-        speech=heard,
+        speech=speech_service,
         is_routed=options.address.turns is not None,
         log=message,
     )
     return _Served(
         app,
-        [worker, *([heard.worker] if heard else [])],
+        [worker, *([speech_service.worker] if speech_service else [])],
         lines,
         engine.capacity.parallel,
         engine.target_name,
         engine.draft_name,
-        heard.name if heard else None,
+        speech_service.name if speech_service else None,
         engine=engine,
     )
 
@@ -766,18 +767,18 @@ def _spec(name: str, table: PresetModel, turns: Path, options: ServerOptions, wh
     here = name if where == "--model" else f"{where}: models.{name}"
     try:
         own = _own_options(table, options, here)
-        loading, heard = own.loading, own.speech.speech
+        loading, speech_name = own.loading, own.speech.speech
         if loading.vectors.embeddings:
             target = table.target or name
-        elif heard is None or table.target or table.pair:
+        elif speech_name is None or table.target or table.pair:
             choice = ModelChoice(target=table.target, draft=table.draft, pair=table.pair)
             if not (table.target or table.pair):
                 choice = choice.with_model(name)
             drafter = named_drafter(loading.drafter)
             chosen = choice.choose(drafter, loading.compute, chat_template=loading.chat_template)
             target, draft = (ref.name if ref else None for ref in chosen)
-        if heard is not None:
-            speech = speech_ref(heard)
+        if speech_name is not None:
+            speech = speech_ref(speech_name)
             locate(speech)
     except EdgespecError as error:
         kind = UsageError if isinstance(error, UsageError) else EdgespecError

@@ -186,7 +186,7 @@ class _MarkdownReader:
             case "th" | "td":
                 made["align"] = str(node.attrs.get("style", "")).removeprefix("text-align:")
             case "list_item":
-                made["box"] = _take_box(made["children"])
+                made["box"] = _task_box(made["children"])
         return made
 
     def _children(self, node: SyntaxTreeNode, depth: int) -> list[Node]:
@@ -249,7 +249,7 @@ def _last_text(tree: SyntaxTreeNode) -> SyntaxTreeNode | None:
     return last if last and last.type == "text" and last.parent and last.parent.type == "inline" else None
 
 
-def _take_box(children: list[Node]) -> str | None:
+def _task_box(children: list[Node]) -> str | None:
     """Take the mark of a task from the words that an item of a list begins with; return it as a box."""
     first = children[0] if children else ""
     words = first["children"] if isinstance(first, dict) and first["kind"] == "paragraph" else children

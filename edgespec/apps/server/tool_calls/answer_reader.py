@@ -175,7 +175,7 @@ class AnswerReader:
         self.n_calls += 1
         self._parts.append(call)
 
-    def _take(self, n: int, kind: type[PlainText] | None = None) -> None:
+    def _drop(self, n: int, kind: type[PlainText] | None = None) -> None:
         """Drop `n` characters that are decided; emit those that are shown as text of this `kind`."""
         start, end = self._visible(0), self._visible(n)
         self._text, self._position = self._text[n:], self._position + n
@@ -199,9 +199,9 @@ class AnswerReader:
             yield from self._read_bare()
         while opener := (yield from self._emit_until(self._openers, PlainText)):
             if not (yield from self._read_calls()):
-                self._take(len(opener), PlainText)
+                self._drop(len(opener), PlainText)
         if self._text.strip() or not self.n_calls:
-            self._take(len(self._text), None if self._expected.forced else PlainText)
+            self._drop(len(self._text), None if self._expected.forced else PlainText)
         if self._expected.forced and not self.n_calls and len(self._expected.functions) == 1:
             self._emit(ReadCall(next(iter(self._expected.functions)), "", complete=False))
 
@@ -228,14 +228,14 @@ class AnswerReader:
         opener, closer = self._expected.thinking
         rest = yield from self._shown([opener])
         if rest.startswith(opener):
-            self._take(len(self._text) - len(rest) + len(opener))
+            self._drop(len(self._text) - len(rest) + len(opener))
         elif not self._expected.thinks_at_once:
             return
         rest = yield from self._shown()
-        self._take(len(self._text) - len(rest))
-        self._take(len((yield from self._emit_until([closer], ThoughtText))))
+        self._drop(len(self._text) - len(rest))
+        self._drop(len((yield from self._emit_until([closer], ThoughtText))))
         rest = yield from self._shown()
-        self._take(len(self._text) - len(rest))
+        self._drop(len(self._text) - len(rest))
 
     def _emit_until(self, ends: Sequence[str], kind: type[PlainText]) -> Steps[str]:
         """Emit text up to the first of `ends` and the white space before it; return these, "" for none."""
@@ -244,7 +244,7 @@ class AnswerReader:
             found = pattern.search(self._text)
             waits = not self._ended or self._expected.forced
             stop = found.start() if found else len(self._text) - (n_open(self._text, ends) if waits else 0)
-            self._take(n := len(self._text[:stop].rstrip()), kind)
+            self._drop(n := len(self._text[:stop].rstrip()), kind)
             if found:
                 return self._text[: found.end() - n]
             if self._ended:
@@ -258,7 +258,7 @@ class AnswerReader:
             if (yield from self._read_calls(marked=False)):
                 return  # text may follow
             if self._expected.forced and self._ended:
-                self._take(len(self._text))
+                self._drop(len(self._text))
                 return
         n_seen = 0
         while n_seen > _DECIDING or may_be_calls(self._text, self._expected.functions):
@@ -266,7 +266,7 @@ class AnswerReader:
                 if calls := calls_of(self._text, self._expected.functions):
                     for call in calls:
                         self._emit(call)
-                    self._take(len(self._text))
+                    self._drop(len(self._text))
                 return
             n_seen = len(self._text)
             yield
@@ -287,10 +287,10 @@ class AnswerReader:
                 if cut.call:
                     self._emit(cut.call)
                 if cut.call or self._expected.forced:  # the beginning of a call without a name is no text
-                    self._take(len(self._text))
+                    self._drop(len(self._text))
                 return found or cut.call is not None
             self._emit(call)
-            self._take(end)
+            self._drop(end)
             found = True
             closed = yield from self._read_closers()
             rest = yield from self._shown(self._openers)
@@ -305,12 +305,12 @@ class AnswerReader:
         while True:
             while found := self._closing.match(self._text):
                 closed += found[1] or ("," if found[0].endswith(",") else "")
-                self._take(found.end())
+                self._drop(found.end())
             rest = self._text.strip()
             if not any(one.startswith(rest) for one in literals):
                 return closed
             if self._ended:
-                self._take(len(self._text) if rest else 0)
+                self._drop(len(self._text) if rest else 0)
                 return closed
             yield
 

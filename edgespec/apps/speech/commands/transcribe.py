@@ -27,7 +27,7 @@ from edgespec.platform.files import check_folder, check_writable, write_file
 
 if TYPE_CHECKING:
     from edgespec.apps.speech.options import SpeechOptions
-    from edgespec.apps.speech.transcriber import Hearing, LiveHearing, Transcriber
+    from edgespec.apps.speech.transcriber import LiveTranscription, Transcriber, Transcription
     from edgespec.apps.speech.transcript import Segment, Transcript
     from edgespec.platform.metering import Meter
 
@@ -121,7 +121,7 @@ class SpeechModels:
             "--draft",
             "-d",
             metavar="NAME|auto|none",
-            help="Smaller Whisper model that drafts; the text stays the same. auto: text heard before alone; "
+            help="Smaller Whisper model that drafts; the text stays the same. auto: only earlier text drafts; "
             "none: nothing.",
             rich_help_panel=DRAFTING,
             autocompletion=complete_model,
@@ -157,7 +157,7 @@ class SpeechDecoding:
         bool, typer.Option("--condition/--no-condition", help="Give each window the text before it.")
     ] = True
 
-    def options(self, heard: SpeechInput, *, words: bool) -> SpeechOptions:
+    def options(self, recordings: SpeechInput, *, words: bool) -> SpeechOptions:
         """Return the transcription's options. Raises UsageError."""
         from edgespec.apps.speech.options import TEMPERATURES, SpeechOptions
 
@@ -165,8 +165,8 @@ class SpeechDecoding:
             raise UsageError("--beam and --temp contradict each other: beams are searched at temperature 0")
         names = ("prompt", "condition", "beam", "patience", "length_penalty", "seed")
         return SpeechOptions(
-            language=heard.language,
-            task="translate" if heard.translate else "transcribe",
+            language=recordings.language,
+            task="translate" if recordings.translate else "transcribe",
             temperatures=TEMPERATURES if self.temp is None else (self.temp,),
             words=words,
             **{name: getattr(self, name) for name in names},
@@ -205,7 +205,7 @@ class SpeechOutput:
         if len(files) > 1 and self.output is None and self.format in ("srt", "vtt"):
             raise UsageError(f"--format {self.format} of several files needs --output DIR")
         if files.count("-") > 1:
-            raise UsageError("-: standard input can be heard only once")
+            raise UsageError("-: standard input can be read only once")
         if self.output is None:
             return
         if self.output.exists() and not self.output.is_dir():
@@ -236,20 +236,20 @@ class SpeechOutput:
 @shown("Write", "edgespec transcribe talk.wav --format srt --language en")
 @grouped
 def transcribe_command(
-    *, heard: SpeechInput, models: SpeechModels, decoding: SpeechDecoding, output: SpeechOutput
+    *, recordings: SpeechInput, models: SpeechModels, decoding: SpeechDecoding, output: SpeechOutput
 ) -> int:
     """Write down what is said in recordings, with a Whisper model."""
-    output.check(heard.files)
-    options = decoding.options(heard, words=output.words)
+    output.check(recordings.files)
+    options = decoding.options(recordings, words=output.words)
     from edgespec.apps.speech.rules import check_english
     from edgespec.apps.speech.speech_model import is_english, pull_speech
     from edgespec.apps.speech.transcriber import open_transcriber
     from edgespec.apps.speech.voice import check_detector
     from edgespec.platform.metering import choose_meter
 
-    if heard.vad:
+    if recordings.vad:
         check_detector()
-    files, code = _readable(heard)
+    files, code = _readable(recordings)
     if not files:
         return code
     output.prepare(files)
@@ -272,10 +272,10 @@ def transcribe_command(
                     kernels=models.kernels != "off",
                 )
             )
-        return _Run(transcriber, heard, output, meter, code).files(files)
+        return _Run(transcriber, recordings, output, meter, code).files(files)
 
 
-def _readable(heard: SpeechInput) -> tuple[list[str], int]:
+def _readable(recordings: SpeechInput) -> tuple[list[str], int]:
     """Return the recordings that can be read, and the exit code for the others, which are reported.
 
     Raises EdgespecError if that is the only one.
@@ -283,13 +283,13 @@ def _readable(heard: SpeechInput) -> tuple[list[str], int]:
     from edgespec.apps.speech.audio import check_audio
 
     files, code = [], 0
-    for file in heard.files:
+    for file in recordings.files:
         try:
-            check_audio(file, track=heard.track)
+            check_audio(file, track=recordings.track)
             files.append(file)
         except EdgespecError as error:
             code = max(code, error.exit_code)
-            if len(heard.files) == 1:
+            if len(recordings.files) == 1:
                 raise
             print_error(line_of(error))
     return files, code
@@ -300,7 +300,7 @@ class _Run:
     """The recordings of one call, one after the other."""
 
     transcriber: Transcriber
-    heard: SpeechInput
+    recordings: SpeechInput
     output: SpeechOutput
     meter: Meter | None
     code: int
@@ -310,47 +310,49 @@ class _Run:
         """Hear `files` and return the exit code; one that fails does not end the others."""
         for file in files:
             try:
-                if not self._hear(file):
+                if not self._transcribe(file):
                     return INTERRUPTED
             except EdgespecError as error:
-                if len(self.heard.files) == 1:
+                if len(self.recordings.files) == 1:
                     raise
                 print_error(line_of(error))
                 self.code = max(self.code, error.exit_code)
         return self.code
 
-    def _hear(self, file: str) -> bool:
+    def _transcribe(self, file: str) -> bool:
         """Hear one file, or standard input live; return whether that came to its end."""
         from edgespec.apps.speech.audio import stream_audio
-        from edgespec.apps.speech.transcriber import LiveHearing
+        from edgespec.apps.speech.transcriber import LiveTranscription
 
         with ExitStack() as stack:
-            hearing: Hearing | LiveHearing
+            transcription: Transcription | LiveTranscription
             if file == STDIN:
-                hearing = LiveHearing(self.transcriber, stream_audio(sys.stdin.buffer, on_message=message))
+                transcription = LiveTranscription(
+                    self.transcriber, stream_audio(sys.stdin.buffer, on_message=message)
+                )
             else:
-                hearing = self._hearing(file, stack.enter_context(WorkDisplay()))
-            writer = SegmentWriter(self.output, n_files=len(self.heard.files))
+                transcription = self._transcription(file, stack.enter_context(WorkDisplay()))
+            writer = SegmentWriter(self.output, n_files=len(self.recordings.files))
             window = self.meter.begin() if self.meter else None
             try:
-                if isinstance(hearing, LiveHearing):
-                    _follow(hearing, writer)
+                if isinstance(transcription, LiveTranscription):
+                    _follow(transcription, writer)
                 else:
-                    for segment in hearing.segments():
+                    for segment in transcription.segments():
                         writer.write(segment)
             except KeyboardInterrupt:
-                pass  # what was heard so far is kept
+                pass  # the text so far is kept
             finally:
                 if window:
-                    hearing.transcript.energy = window.end()
-        self._finish(file, hearing.transcript)
-        return hearing.transcript.complete
+                    transcription.transcript.energy = window.end()
+        self._finish(file, transcription.transcript)
+        return transcription.transcript.complete
 
-    def _hearing(self, file: str, display: WorkDisplay) -> Hearing:
+    def _transcription(self, file: str, display: WorkDisplay) -> Transcription:
         from edgespec.apps.speech.audio import read_audio
         from edgespec.apps.speech.voice import speech_spans
 
-        samples = read_audio(file, track=self.heard.track, on_message=message)
+        samples = read_audio(file, track=self.recordings.track, on_message=message)
         # No bar where the text itself comes to the terminal.
         has_bar = self.output.output is not None or self.output.json or not out.is_terminal
 
@@ -359,11 +361,11 @@ class _Run:
                 display.show(f"transcribing {file}", done_s, total_s)
 
         show(0.0, len(samples) / 16000)
-        spans = speech_spans(samples) if self.heard.vad else None
-        return self.transcriber.hear(samples, speech=spans, on_progress=show)
+        spans = speech_spans(samples) if self.recordings.vad else None
+        return self.transcriber.stream(samples, speech=spans, on_progress=show)
 
     def _finish(self, file: str, transcript: Transcript) -> None:
-        """Write what was heard, and say what it took."""
+        """Write the transcript, and print what it took."""
         from edgespec.apps.speech.transcript import remarks, stats_object, transcript_object, write_transcript
 
         output, stats = self.output, transcript.stats
@@ -387,37 +389,37 @@ class _Run:
         for line in remarks(transcript):
             message(f"{name}: {line}")
         if not transcript.complete:
-            heard = f"{stats.heard_s:.0f} of {stats.audio_s:.0f} s"
-            message(f"{name}: interrupted after {heard}; what was heard is kept")
+            done = f"{stats.transcribed_s:.0f} of {stats.audio_s:.0f} s"
+            message(f"{name}: interrupted after {done}; its text is kept")
         if not output.no_stats:
             for line in stats_lines(transcript):
                 err.print(line)
 
 
-def _follow(hearing: LiveHearing, writer: SegmentWriter) -> None:
+def _follow(transcription: LiveTranscription, writer: SegmentWriter) -> None:
     """Write the final text of a pipe to its end or Ctrl-C; in a terminal the hypothesis stands below it."""
     from edgespec.apps.speech.transcriber import Hypothesis
 
     with Live(console=err, transient=True, auto_refresh=False) as live:
         while True:
             try:
-                for event in hearing.events():
+                for event in transcription.events():
                     if not isinstance(event, Hypothesis):
                         writer.write(event)
                     elif err.is_terminal:
                         live.update(Text(printable(event.text), style="dim"), refresh=True)
                 return
             except KeyboardInterrupt:  # the end of what a microphone hears; a second one ends the work
-                if hearing.stopped:
+                if transcription.stopped:
                     raise
-                hearing.stop()
+                transcription.stop()
 
 
 def stats_lines(transcript: Transcript) -> list[str]:
     """The statistics of a transcription, in a line or a few."""
     stats = transcript.stats
     factor = stats.real_time_factor
-    speed = f"{stats.heard_s:.1f} s of sound in {stats.total_s:.2f} s"
+    speed = f"{stats.transcribed_s:.1f} s of sound in {stats.total_s:.2f} s"
     if factor:
         speed += f", {factor:.1f} times real time"
     parts = [f"encoder {stats.encode_s:.2f} s", f"decoder {stats.decode_s:.2f} s"]
@@ -441,6 +443,7 @@ def stats_lines(transcript: Transcript) -> list[str]:
         lines.append(f"energy   unavailable: {energy.reason} (see `edgespec energy`)")
     elif energy and energy.joules is not None:
         about = "estimated: " if energy.estimated else ""
-        a_minute = f", {60 * energy.joules / stats.heard_s:.3g} J a minute of sound" if stats.heard_s else ""
+        minutes = stats.transcribed_s / 60
+        a_minute = f", {energy.joules / minutes:.3g} J a minute of sound" if minutes else ""
         lines.append(f"energy   {about}{energy.joules:.3g} J{a_minute}; {energy.source}")
     return lines

@@ -42,13 +42,13 @@ def test_a_stream_is_stored_and_goes_on(client: openai.OpenAI, http: httpx.Clien
 def test_the_store_forgets_what_was_not_used_for_longest():
     store = ResponseStore(most_bytes=20)
     for name in "ab":
-        store.put(name, name.encode(), bytes(9))
+        store.add(name, name.encode(), bytes(9))
     store.get("a")
-    store.put("c", b"c", bytes(9))
+    store.add("c", b"c", bytes(9))
     with pytest.raises(ApiError):
         store.get("b")
     assert [store.get(name)[0] for name in "ac"] == [b"a", b"c"]
-    store.put("large", b"large", bytes(20))
+    store.add("large", b"large", bytes(20))
     with pytest.raises(ApiError):
         store.get("large")
 

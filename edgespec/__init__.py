@@ -58,7 +58,7 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Return a public name at its first use: what needs no llama.cpp runs where it cannot be loaded."""
+        """Import a public name at its first use, so that what needs no llama.cpp runs without it."""
         home = next((home for home, names in _HOMES.items() if name in names), None)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

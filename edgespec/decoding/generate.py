@@ -1,6 +1,6 @@
 """The exact loop: propose, verify, accept or resample.
 
-`ask` returns a text's part of the target's next pass, and `take` makes a step of what that pass gave. So the
+`ask` returns a text's part of the target's next pass, and `process` makes a step of its result. So the
 loop is written once, and whoever runs it makes one pass for many texts (engine/batcher.py).
 
 The target's cache lags its sequence by the last emitted token, which is evaluated with the next draft, and
@@ -213,7 +213,7 @@ class Loop(ABC):
 
     @abstractmethod
     def ask(self) -> Forward | None:
-        """Return the next pass that it needs, until `take` the same one; None: nothing more is written."""
+        """Return the next pass that it needs, the same one until `process`; None: nothing more is written."""
 
     @abstractmethod
     def process(self, result: ForwardResult) -> Step | None:
@@ -414,7 +414,7 @@ class Generation(Loop):
                 self._states_from += 1
 
     def ask(self, most: int | None = None) -> Forward | None:
-        """Return its part of the target's next pass, until `take` the same one; None at the end.
+        """Return its part of the target's next pass, the same one until `process`; None at the end.
 
         `most`: tokens of the part, where it reads; None: no limit.
         """

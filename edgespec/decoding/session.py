@@ -356,6 +356,6 @@ class TargetFeatures:
     def rows(self, start: int, stop: int) -> Features:
         """Return the states at indices `start` .. `stop` - 1, all known, shape (stop - start, n_embd).
 
-        A view, valid until the next `put`.
+        A view, valid until the next `set`.
         """
         return self._rows[start - self.first : stop - self.first]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Stream:
     """An iterator over the tokens of one generation. `result` holds what has come so far.
 
-    What the loop does is told to it (`take`, `end`); a token becomes text when the reader takes it. Threads
+    The loop reports to it (`append`, `end`); a token becomes text when the reader takes it. Threads
     may read streams of one engine, each its own: the engine's lock lets one at a time proceed.
     """
 

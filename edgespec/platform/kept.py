@@ -586,6 +586,7 @@ class BoundedFolder:
 
     def _is_ours(self, name: str) -> bool:
         file = self.path / name
+        is_named = self._form.fullmatch(name) or re.fullmatch(TEMPORARY, name)
         return begins_with(file, self._magic) or (
-            bool(self._form.fullmatch(name)) and begins_with(file, b"") and not file.stat().st_size
+            bool(is_named) and begins_with(file, b"") and not file.stat().st_size
         )

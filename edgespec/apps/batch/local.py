@@ -66,7 +66,7 @@ class _OpenRequest:
 
 
 class LocalWriter:
-    """Answers the requests of a batch with one engine, for one thread."""
+    """Answers the requests of a batch with one engine; for use by one thread."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class LocalWriter:
             raise ApiError(400, "the request is too deeply nested") from None
 
     def _read(self, url: str, body: dict[str, Any]) -> ChatRequest | CompletionRequest:
-        """Read a request without the fields that nobody knows; the log names each of them once."""
+        """Read a request, ignoring unknown fields; the log names each once."""
         with ignoring() as names:
             asked = _KINDS[url].model_validate(body)
         new = [name for name in names if name not in self._told]
@@ -201,7 +201,7 @@ class LocalWriter:
                 self._end(opened, self._error(error))
 
     def _receive(self, stream: Stream) -> None:
-        """Take the new tokens of a text, and end its request if that is complete."""
+        """Read the new tokens of a text; end its request if it is complete."""
         opened, index = self._running[stream]
         try:
             tokens = stream.made()

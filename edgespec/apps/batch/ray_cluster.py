@@ -1,6 +1,6 @@
 """A batch on a Ray cluster: a worker on each node, with its own engine.
 
-No line is lost: requests of a worker that dies are given out again. A line that three such workers had,
+No line is lost: requests of a worker that dies are reassigned. A line that three such workers had,
 the last of them with no other line, becomes an error. Nodes that join are used once their models are loaded.
 """
 
@@ -106,7 +106,7 @@ class NodeWorker:
     def work(self, requests: Sequence[BatchRequest]) -> tuple[Answers, int, list[str]]:
         """Add requests, and work until an answer is complete, or for `WORK_S` seconds.
 
-        Return new answers, the tokens since the worker began (of unfinished answers too), and lines to tell.
+        Return new answers, the tokens since the worker began (of unfinished answers too), and log lines.
         """
         self._held += requests
         writer, answers = self._writer, Answers()
@@ -192,7 +192,7 @@ class RayWriter:
 
     @property
     def n_free(self) -> int:
-        """Requests that may begin now: none while some have to be given out again."""
+        """Requests that may begin now: none while some must be reassigned."""
         if self._again:
             return 0
         return sum(worker.n_free for worker in self._ready()) if any(self._ready()) else 1
@@ -281,7 +281,7 @@ class RayWriter:
         return True
 
     def _receive(self, worker: _RayWorker, *, first: bool = False) -> Answers:
-        """Take the result of a call, start the worker's next one, and return new answers.
+        """Read the result of a call, start the worker's next one, and return new answers.
 
         At the beginning (`first`) a node that cannot be used raises EdgespecError, unless it is gone.
         """
@@ -313,12 +313,12 @@ class RayWriter:
         return Answers(answers)
 
     def _lose(self, worker: _RayWorker, why: str) -> None:
-        """Give a dead worker's requests out again."""
+        """Reassign a dead worker's requests."""
         self._workers.remove(worker)
         ray.kill(worker.actor)
         if worker.stage == "work":
             lost = f"lost its worker{': ' * bool(why)}{why}"
-            self._on_message(f"node {worker.name} {lost}; requests given out again: {len(worker.given)}")
+            self._on_message(f"node {worker.name} {lost}; requests reassigned: {len(worker.given)}")
         else:
             self._unusable.add(worker.node)  # until it is started again, under another id
             ended = "the process ended before its models were loaded"

@@ -191,7 +191,7 @@ class BenchmarkOutcome:
 
 
 def peer_of(variant: str) -> str | None:
-    """Return the program whose variant this is, with kernels and memory of its own; None: edgespec."""
+    """Return the program whose variant this is, with its own kernels and memory; None: edgespec."""
     return PEER.strip() if variant.startswith(PEER) else None
 
 
@@ -212,7 +212,7 @@ def store(file: Path, key: str, value: object) -> None:
 
 
 def is_kept(file: Path) -> bool:
-    """Whether `keep` wrote a file, by its beginning: the key is a SHA-256."""
+    """Whether `store` wrote a file, by its beginning: the key is a SHA-256."""
     try:
         with own_file(file) as descriptor:
             return re.match(rb'\["[0-9a-f]{64}",', os.pread(descriptor, 68, 0)) is not None
@@ -221,7 +221,7 @@ def is_kept(file: Path) -> bool:
 
 
 def read_kept(file: Path, key: str, kind: type[_T]) -> _T | None:
-    """Return the value of `kind` that `keep` stored; None if it has another key, or is missing or damaged."""
+    """Return the value of `kind` that `store` wrote; None if it has another key, or is missing or damaged."""
     try:
         if not is_kept(file):
             return None
@@ -283,7 +283,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
 
 
 def names_in(text: str, field: str) -> list[str]:
-    """Return the names in `text`, with commas, the value of `field`. Raises UsageError."""
+    """Return the comma-separated names in `text`, the value of `field`. Raises UsageError."""
     names = [name for name in (part.strip() for part in text.split(",")) if name]
     if not names:
         raise UsageError("name at least one", field=field)

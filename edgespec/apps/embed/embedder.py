@@ -53,8 +53,8 @@ class VectorModel(Model):
     def __init__(self, path: str | Path, *, pooling: Pooling | None = None, kernels: bool = True) -> None:
         """Load `path`; `pooling`: in place of what its file says.
 
-        Raises as `Model`, UsageError for a model that writes text and no `pooling`, and for `pooling` of a
-        reranking model.
+        Raises as `Model`, and UsageError for a model that writes text without `pooling`, or a reranking model
+        with it.
         """
         header = check_vector_file(path, pooling)
         self.pooling = pooling or _POOLING_TYPES[header.pooling_type]
@@ -99,7 +99,7 @@ class VectorModel(Model):
         return [*bos, *first, *eos, *sep, *second, *(eos or sep)]
 
     def cut(self, tokens: Sequence[int], n: int) -> list[int]:
-        """Return the first `n` of a text's tokens, whose end stays if it is a control token such as SEP."""
+        """Return the first `n` of a text's tokens; a control token at its end, such as SEP, is kept."""
         if len(tokens) <= n:
             return [*tokens]
         keeps = n > 1 and self.is_control(tokens[-1])

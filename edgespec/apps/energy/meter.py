@@ -12,7 +12,7 @@ meter has windows of time, and the joules of each; of a counter also by phase:
     ...
     measured = window.end()            the time since the last mark was "rest"
 
-It sums the joules between successive readings of its source: at the begin and the end of each window, by a
+It sums the joules between successive readings of its source: at the start and the end of each window, by a
 thread in between, so that no wrap goes unseen, and at every mark, which costs some microseconds. Power
 samples lie too far apart for phases: marks do not read such a source.
 """
@@ -46,7 +46,7 @@ _LONGEST = 4096  # bytes: no file in sysfs is longer
 
 
 class UnreadableError(Exception):
-    """A source cannot be read, or the energy spent cannot be told; `str(error)` says why in one line."""
+    """A source cannot be read, or the energy spent is unknown; `str(error)` says why in one line."""
 
     def __init__(self, reason: str, *fix: str) -> None:
         super().__init__(reason)
@@ -465,7 +465,7 @@ class EnergySums(NamedTuple):
 
 
 class Window:
-    """A span of time that is measured, from EnergyMeter.begin on."""
+    """A span of time that is measured, opened by EnergyMeter.begin."""
 
     def __init__(self, meter: EnergyMeter, began: float, start: EnergySums | None, fault: str) -> None:
         self._meter = meter
@@ -479,7 +479,7 @@ class Window:
         self.measured: Measurement | None = None
 
     def mark(self, phase: Phase) -> None:
-        """Say that the time since the last mark, or the begin, was `phase`. Once ended this does nothing."""
+        """Count the time since the last mark, or the beginning, as `phase`. A closed window ignores it."""
         meter = self._meter
         if not (meter.counts or meter.estimated):
             return
@@ -606,7 +606,7 @@ class EnergyMeter(Closing):
         self._stop.set()
 
     def _add(self, source: EnergySource, at: float, figures: tuple[float, ...]) -> None:
-        """Add the joules since the last reading; where they cannot be told, open windows get none."""
+        """Add the joules since the last reading; if they are unknown, open windows get none."""
         last, self._last = self._last, figures
         sums, gap_s = self._sums.joules or (0.0,) * len(figures), self._sums.gap_s
         if last is not None:

@@ -88,8 +88,8 @@ def all_prompts(
 def rejected_texts(texts: Sequence[RejectedText], longest: int = LONGEST_PROMPT) -> Iterator[TokenPrompt]:
     """Yield the texts, newest first, in passages of at most `longest` tokens, with weights of their tokens.
 
-    A place weighs the more, the surer the target was of its likeliest token there: what nobody can know
-    teaches little.
+    A place weighs more the surer the target was of its likeliest token there: unpredictable ones teach
+    little.
     """
     for text in reversed(texts):
         weights = np.ones(len(text.tokens))
@@ -174,8 +174,8 @@ class HistoryTexts:
     ) -> None:
         """Read the history. Raises EdgespecError for one of fewer than `least` tokens.
 
-        `n_prompts`: tokens of the prompt of documents for which that is known, by the documents. So
-        a text that is kept elsewhere too is held out in both places, or in neither.
+        `n_prompts`: number of prompt tokens by document, where known, so that a text that is stored
+        elsewhere too is held out in both places or in neither.
         """
         self._n_prompts = n_prompts or {}
         history = history or History(tokenizer_fingerprint(model))

@@ -226,7 +226,7 @@ class Dataset:
     def append(self, text: TrainingText) -> bool:
         """Add a text and return True, unless the budget has no room for it.
 
-        Texts are written by the shard, or at the next `flush`. Raises OSError.
+        Texts are written in whole shards, or at the next `flush`. Raises OSError.
         """
         if not self.has_room(_bytes_of(text)):
             return False
@@ -238,7 +238,7 @@ class Dataset:
     def make_room(self, n_bytes: int, kinds: Sequence[Callable[[TrainingText], bool]]) -> int:
         """Delete texts until there is room for `n_bytes` more, or none is left; return how many are gone.
 
-        Those of the first of the `kinds` go first, the oldest before others, by the shard. Raises OSError.
+        They are deleted in the order of `kinds`, oldest first, in whole shards. Raises OSError.
         """
         n_gone = 0
         for is_of_kind in kinds:
@@ -263,7 +263,7 @@ class Dataset:
 def delete_texts(shard: Path, texts: Sequence[TrainingText], chosen: Callable[[TrainingText], bool]) -> int:
     """Delete the `chosen` of the texts of a shard; return how many they are.
 
-    A shard without texts goes. Raises OSError; the shard is then complete, with or without these texts.
+    An empty shard is deleted. Raises OSError; the shard is then complete, with or without these texts.
     """
     rest = [text for text in texts if not chosen(text)]
     if texts and not rest:
@@ -325,7 +325,7 @@ def _write_texts(path: Path, texts: Sequence[TrainingText]) -> None:
 def read_texts(path: Path, target: DatasetTarget | None = None, *, checked: bool) -> list[TrainingText]:
     """Return the texts of a shard, of `target` where it is given, their hidden states as views on the file.
 
-    `checked`: skip the checksums, which were right before. Raises OSError, and DamagedFileError for what is
+    `checked`: skip the checksums, verified before. Raises OSError, and DamagedFileError for what is
     no such shard.
     """
     shard = read_npz(path, mapped=_FEATURES, checked=checked)
@@ -352,7 +352,7 @@ def read_texts(path: Path, target: DatasetTarget | None = None, *, checked: bool
 
 
 def _fits(shard: Arrays, target: DatasetTarget) -> bool:
-    """Whether the arrays fit together, and the target."""
+    """Whether the arrays match each other and the target."""
     length, first, n_prompt, tokens = (
         shard[name].astype(np.int64) for name in ("length", "first", "n_prompt", "tokens")
     )
@@ -368,9 +368,9 @@ def _fits(shard: Arrays, target: DatasetTarget) -> bool:
 
 
 def read_npz(path: Path, *, mapped: str = "", checked: bool = False) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of an .npz, that of the name `mapped` as a view on the file.
+    """Return the arrays of an .npz file, the one called `mapped` as a view on the file.
 
-    `checked`: skip the checksums, which were right before. Raises OSError, and DamagedFileError.
+    `checked`: skip the checksums, which were verified before. Raises OSError, and DamagedFileError.
     """
     try:
         with zipfile.ZipFile(path) as file:

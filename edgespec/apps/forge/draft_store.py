@@ -74,7 +74,7 @@ class DraftStore:
         )
 
     def store(self, made: Path, record: DraftRecord) -> Path:
-        """Move a draft among the models under its name, in place of an older one; return its file.
+        """Move a draft into the models directory under its name, replacing an older one; return its file.
 
         Raises OSError and EdgespecError; then nothing is stored.
         """
@@ -188,7 +188,7 @@ def _texts(shard: Path, *, checked: bool) -> list[TrainingText]:
 
 
 def delete_dataset(target_name: str, target_sha256: str) -> tuple[Path | None, int]:
-    """Delete all texts of a target, and what is left of trainings on them.
+    """Delete all texts of a target, and the remains of trainings on them.
 
     Returns the folder and its bytes; (None, 0) if there is none. Raises EdgespecError while it is in use.
     """

@@ -83,7 +83,7 @@ class CandidateResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Evaluates drafts of one target on `prompts`; what `folder` has of an earlier time is used again."""
+    """Evaluates drafts of one target on `prompts`; results that `folder` holds already are reused."""
 
     target: Path
     prompts: tuple[Prompt, ...]

@@ -1,4 +1,4 @@
-"""Importance of a model's weights: the mean square of what each column is multiplied with, over some texts.
+"""Importance of a model's weights: the mean square of each column's input over some texts.
 
 Types of about two bits keep the columns that matter most exact (llama.cpp, tools/imatrix: sums of squared
 activations of each matrix, for experts of each expert).
@@ -127,8 +127,9 @@ def measure_importance(
 ) -> Importance:
     """Return the importance of the columns of all matrices while the model reads `texts`, one after another.
 
-    `texts`: tokens; they are read in chunks of `CHUNK`, the last part of one if shorter left out.
-    `on_progress` takes the tokens that were read, and all. Raises EdgespecError if nothing can be measured.
+    `texts`: tokens, read in chunks of `CHUNK`; the shorter rest of a text is left out.
+    `on_progress` takes the number of tokens read and the total.
+    Raises EdgespecError if nothing can be measured.
     """
     tokens = [token for text in texts for token in text]
     n_chunks = len(tokens) // CHUNK
@@ -170,7 +171,7 @@ _MOST_MATRICES, _LONGEST_NAME, _MOST_COLUMNS = 1 << 16, 256, 1 << 28
 def read_importance(path: Path) -> Importance:
     """Return the importance that a file holds.
 
-    Raises UsageError if there is no such file, EdgespecError in one line if it is damaged or another thing.
+    Raises UsageError if there is no such file, EdgespecError in one line if it is damaged or something else.
     """
     check_file(path, "imatrix")
     try:
@@ -191,7 +192,7 @@ def read_importance(path: Path) -> Importance:
 
 
 def _read_gguf(path: Path) -> Importance:
-    """Sums of squares and the rows that they were taken over, for each matrix."""
+    """Return for each matrix the sums of squares and the number of rows summed."""
     gguf = read_gguf(path)
     tensors = {tensor.name: tensor for tensor in gguf.tensors if tensor.kind == 0}
 

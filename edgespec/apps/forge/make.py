@@ -72,7 +72,7 @@ GuardTexts = tuple[Sequence[TrainingText], Sequence[TrainingText]]
 
 
 def guard_texts(dataset: Dataset) -> GuardTexts:
-    """Return those of a dataset. Raises EdgespecError where texts of a kind are missing."""
+    """Return the texts of a dataset that heads are compared on. Raises EdgespecError if a kind has none."""
     held_out = list(dataset.texts(held_out=True))
     own = _some(text for text in reversed(held_out) if text.source != BUILT_IN)
     built_in = _some(text for text in held_out if text.source == BUILT_IN)
@@ -86,7 +86,7 @@ def guard_texts(dataset: Dataset) -> GuardTexts:
 
 
 def _some(texts: Iterable[TrainingText]) -> tuple[TrainingText, ...]:
-    """Return the first texts that have MOST tokens to draft, without those that are too short to."""
+    """Return the first texts, up to MOST tokens to draft, without those too short to draft in."""
     chosen: list[TrainingText] = []
     n_most = MOST
     for text in texts:
@@ -144,7 +144,7 @@ class Guard:
         self._before = own, built_in
 
     def choose(self, path: Path, type_: str) -> tuple[Path, float, GuardFigures]:
-        """Return the file to keep of the head in `path`, of `type_`; its part of the training; its figures.
+        """Return the file to keep of the head in `path`, its share of the training, and its figures.
 
         All of it, or the first of SHARES that passes, its file beside `path`; all of it if none does.
         """
@@ -241,7 +241,7 @@ def make(request: DraftRequest, context: StageContext | None = None) -> MakeResu
     """Make the best draft for `request.target`, which must be on this machine.
 
     The draft is stored if it is better than the present one, or with `force`. None: a head was to learn from
-    its mistakes once more, and there are no new ones. Raises UsageError and EdgespecError; what was written
+    its mistakes again, and there are no new ones. Raises UsageError and EdgespecError; what was written
     and trained by then stays, and the same request resumes.
     """
     run = MakeRun(request, context or StageContext())
@@ -348,7 +348,7 @@ class MakeRun:
 
     @contextmanager
     def _metered(self, meter: Meter) -> Iterator[None]:
-        """Count the joules of a stage, one that is stopped too, and save the run after it."""
+        """Count the joules of a stage, even if it is stopped, and save the run after it."""
         window, state = meter.begin(), self._state
         try:
             yield
@@ -384,7 +384,7 @@ class MakeRun:
     def train(
         self, ids: Ids, start: Path | None, drafts_folder: Path
     ) -> tuple[TrainingResult, dict[str, Path]]:
-        """Train a head that can say `ids`, and return its file in `drafts_folder` for each type.
+        """Train a head that drafts the tokens `ids`, and return its file in `drafts_folder` for each type.
 
         `start`: the folder of an earlier training, or the file of a head. Raises EdgespecError, and
         KeyboardInterrupt when it is stopped: the checkpoints stay.
@@ -422,7 +422,7 @@ class MakeRun:
         return present if present and self._is_head(present) else None
 
     def _token_ids(self) -> Ids:
-        """Return the tokens that the drafts of a run can say, ascending; chosen once a run."""
+        """Return the tokens that the drafts of a run can propose, ascending; chosen once per run."""
         file = self._run_folder / TOKEN_IDS
         if file.exists():
             stored: Ids = np.load(file)
@@ -455,9 +455,9 @@ class MakeRun:
     # ---- the guard ----
 
     def _guard_texts(self) -> GuardTexts:
-        """Return what heads are compared on. Raises EdgespecError without such texts.
+        """Return the texts that heads are compared on. Raises EdgespecError if there are none.
 
-        The next run of this request then takes up what was written by then.
+        The next run of this request resumes with what was written by then.
         """
         try:
             return guard_texts(self._dataset)
@@ -469,9 +469,9 @@ class MakeRun:
     def _guarded(
         self, texts: GuardTexts, installed: Path, files: Mapping[str, Path]
     ) -> tuple[Candidate, float, GuardFigures]:
-        """Return the best of the drafts, by type, its part of the training, and the guard's figures of it.
+        """Return the best of the drafts, by type, its share of the training, and the guard's figures for it.
 
-        Those of the installed one's type are compared; all, if none has it.
+        Only drafts of the installed one's type are compared, or all if none has it.
         """
         self._report("judging", 0.0, "by accepted tokens")
         first = self._dataset.folder / FIRST_HEAD

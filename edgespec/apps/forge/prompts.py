@@ -3,7 +3,7 @@
 prompts.toml has kinds of prompts, each with a share and templates, and lists of words that fill them. More
 prompts ask about functions of this machine's Python library, or put questions to the
 target that it wrote itself (`TextPrompt.then`; Self-Instruct, arXiv 2212.10560). No prompt may come from a
-benchmark: benchmarks evaluate drafts.
+benchmark, since benchmarks evaluate drafts.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class _PromptKind:
     seen: set[str] = field(default_factory=set)
 
     def next(self, rng: random.Random) -> TextPrompt | None:
-        """Return one that did not come yet; None: there are no more."""
+        """Return a prompt not returned before; None if there are no more."""
         for _ in range(_TRIES):
             prompt = self.draw(rng)
             (text,) = prompt.turns

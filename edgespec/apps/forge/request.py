@@ -1,4 +1,4 @@
-"""The request of `edgespec draft make`, where its stages report to, and what may stop them."""
+"""The request of `edgespec draft make`, what its stages report to, and what may stop them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class DraftRequest:
 
     @property
     def names_more(self) -> bool:
-        """Whether texts beside the mistakes of a head that learns are asked for."""
+        """Whether a head that learns from its mistakes gets other texts too."""
         return self.data_tokens is not None or bool(self.prompts)
 
     @property
@@ -102,7 +102,7 @@ class DraftRequest:
         return min(max(wanted, LEAST_TOKENS), MOST_TOKENS)
 
     def key(self, target_sha256: str) -> str:
-        """Return the hash of what a run is made from: of the user's files, what they hold now."""
+        """Return the hash of all that decides a run, the present contents of the user's files included."""
         data = {
             "tokens": self.data_tokens,
             "n_predict": self.answer_tokens,
@@ -152,7 +152,7 @@ class StageProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
-    """Where a stage reports to, and what may stop it."""
+    """What a stage reports to, and what may stop it."""
 
     on_progress: Callable[[StageProgress], None] = lambda _progress: None
     on_message: MessageFn = silent

@@ -36,7 +36,7 @@ _ROWS, _PLACES = 8192, 512  # rows of the output matrix and places at a time: 0.
 
 @dataclass(frozen=True, slots=True)
 class SourceVocabulary:
-    """The tokens of a model's file: which every cut keeps, and which none needs."""
+    """The tokens of a model's file, with those that every cut keeps and those that none needs."""
 
     n_vocab: int
     required: npt.NDArray[np.int64]
@@ -92,9 +92,9 @@ def rank(
 
 
 def renew(ids: Ids, vocabulary: SourceVocabulary, texts: Sequence[TrainingText]) -> Ids:
-    """Return as many ids as before, ascending, with those that the user's texts have more than once.
+    """Return as many ids as before, ascending, with those that occur more than once in the user's texts.
 
-    They take the places of ids that no text has, the highest first: tokenizers number roughly by frequency.
+    They replace ids that no text has, the highest first: tokenizers number roughly by frequency.
     """
     n_vocab = vocabulary.n_vocab
     own = _counts((text.tokens[text.n_prompt :] for text in texts if text.source != BUILT_IN), n_vocab)

@@ -78,7 +78,7 @@ class RunningText:
 
     @property
     def n_pending(self) -> int:
-        """Tokens to evaluate; the last token of a text that is only read is not needed."""
+        """Number of tokens to evaluate; the last one of a text that is only read is not needed."""
         return len(self.tokens) - self.n_evaluated - self.reads_only
 
     @property
@@ -306,7 +306,7 @@ def temperature_of(key: int) -> float:
 
 
 def _mixed(key: int) -> int:
-    """Hash a key to 64 bits: neighbouring ones become numbers far apart."""
+    """Hash a key to 64 bits, so that neighbouring keys give distant numbers."""
     return key * 0x9E3779B97F4A7C15 % 2**64  # 2^64 / golden ratio
 
 

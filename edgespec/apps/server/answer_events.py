@@ -1,4 +1,4 @@
-"""An answer as neutral events: texts, thoughts, calls, ends. Each API's writer tells them in its own form."""
+"""An answer as neutral events: texts, thoughts, calls, ends. Each API's writer gives them its own form."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class AnswerText:
     """The text written so far, with its tokens and the origin of each character."""
 
     def __init__(self, model: Model, *, keeps_tokens: bool) -> None:
-        """Begin with no text; with `keeps_tokens`, keep the tokens for `take`."""
+        """Begin with no text; with `keeps_tokens`, keep the tokens for `new_tokens`."""
         self.model = model
         self.keeps_tokens = keeps_tokens
         self.length = 0
@@ -100,7 +100,7 @@ class AnswerText:
         return found
 
     def new_tokens(self) -> list[Token]:
-        """Return the tokens that the text consists of and that were not taken before.
+        """Return the tokens of the text that were not returned before.
 
         A token waits while its text is held back, and is never returned if that text turns out to be part of
         a stop string. Once a character that is not valid Unicode was replaced, positions no longer match, and
@@ -203,7 +203,7 @@ class AnswerEvents:
 
 
 def _joined(parts: Iterable[ReadPart]) -> Iterator[ReadPart]:
-    """Yield `parts` with texts that continue each other as one."""
+    """Yield `parts`, joining texts that continue each other."""
     last: ReadPart | None = None
     for part in parts:
         if last and not isinstance(last, ReadCall) and type(part) is type(last) and part.start == last.end:
@@ -217,7 +217,7 @@ def _joined(parts: Iterable[ReadPart]) -> Iterator[ReadPart]:
 
 
 class EventWriter(AnswerWriter[Token, Result]):
-    """Writes the events of a request's texts in the form of an API: the part that each API has of its own.
+    """Writes the events of a request's texts in the form of an API; each API has a subclass.
 
     `write` makes objects of the API of an event, `encode` lines of a stream of them; `answer` makes the whole
     answer once all events were written.
@@ -270,7 +270,7 @@ class EventWriter(AnswerWriter[Token, Result]):
         )
 
     def logprobs(self, tokens: Iterable[Token]) -> list[dict[str, Any]]:
-        """Return the logprobs of tokens, as `TokenLogprob` has them."""
+        """Return the logprobs of tokens, in the form of `TokenLogprob`."""
         return [
             {
                 **self._top(token.id, token.logprob or 0.0),

@@ -162,7 +162,7 @@ class ClientTool(RequestPart):
 
 
 class ToolChoice(RequestPart):
-    """Whether a tool is called: as the model likes, any, the one of this name, none."""
+    """Whether a tool is called: the model decides, any, the one of this name, or none."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -258,7 +258,7 @@ Messages = list[dict[str, Any]]
 
 
 def read_request(reader: RequestReader, body: MessagesRequest) -> PreparedRequest:
-    """Prepare a request. For any thread. Raises ApiError."""
+    """Prepare a request, on any thread. Raises ApiError."""
     if body.thread is not None:
         line = "no conversation is kept here: send all of it, without thread"
         raise ApiError(400, line, field="thread", code=NO_THREAD)
@@ -355,7 +355,7 @@ def _format(body: CountTokensRequest) -> dict[str, Any] | None:
 
 
 def openai_messages(body: CountTokensRequest, *, later_system: bool) -> Messages:
-    """Return system prompt and messages as OpenAI's API has them; those of one role in a row are one.
+    """Return system prompt and messages in the form of OpenAI's API, neighbours of one role joined.
 
     `later_system`: whether the model's template has a place for instructions amid a conversation; without
     one they are the user's.
@@ -445,7 +445,7 @@ Fields = dict[str, Any]
 
 
 def _input(text: str) -> dict[str, Any]:
-    """Return a call's input; of one that was cut off what there is, as Anthropic's clients read it."""
+    """Return a call's input, or as much of it as was written if the call was cut off."""
     try:
         found = from_json(text or "{}", allow_partial=True)
     except ValueError:
@@ -497,7 +497,7 @@ class MessagesWriter(EventWriter):
         return self._answer
 
     def idle(self, *, is_waiting: bool) -> str:
-        """Return a ping, by which clients know in a silent connection that the server lives."""
+        """Return a ping, which shows clients on a silent connection that the server is alive."""
         return _PING
 
     def queued(self, place: int) -> str:
@@ -529,7 +529,7 @@ class MessagesWriter(EventWriter):
                 yield self._piece("input_json_delta", partial_json=text)
 
     def _block(self, kind: str, **fields: Any) -> Iterator[Fields]:  # noqa: ANN401 - JSON
-        """Begin a block of this kind, unless the last one is of it."""
+        """Begin a block of this kind, unless the open one is of that kind."""
         if self._open and self._blocks[-1]["type"] == kind:
             return
         yield from self._end()
@@ -581,7 +581,7 @@ class MessagesWriter(EventWriter):
         return "tool_use" if reason == "tool_calls" else "end_turn"
 
     def _stop_sequence(self, result: Result) -> str | None:
-        """Return the stop sequence that ended the text: it follows what is shown of it."""
+        """Return the stop sequence that ended the text, which follows the part that is sent."""
         if result.stop_reason != "stop":
             return None
         pieces = b"".join(self.model.piece(token) for token in result.token_ids).decode(errors="replace")

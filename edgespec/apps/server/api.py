@@ -174,7 +174,7 @@ class RunWriter(AnswerWriter[Token, Result]):
         return write_part(part)
 
     def idle(self, *, is_waiting: bool) -> str:
-        """Return an empty line, by which a client notices that the server lives."""
+        """Return an empty line, which shows a client that the server is alive."""
         return "\n"
 
     def queued(self, place: int) -> str:
@@ -212,7 +212,7 @@ def add_run(app: FastAPI, engine: Engine, answerer: Answerer) -> None:
 
 
 def _prepared(engine: Engine, asked: RunRequest) -> tuple[list[int], Options]:
-    """Return prompt and options. Raises EdgespecError for what an engine of its own would do otherwise."""
+    """Return prompt and options. Raises EdgespecError where an engine of the client's own would differ."""
     bias = {token: -math.inf if value is None else value for token, value in asked.logit_bias.items()}
     fields = cast("dict[str, Any]", asked.params)
     tokens = engine.prompt_tokens(
@@ -245,7 +245,7 @@ def _prepared(engine: Engine, asked: RunRequest) -> tuple[list[int], Options]:
 
 
 def add_props(app: FastAPI, engine: Engine, worker: Worker, service: Service) -> None:
-    """Add GET /props to `app`: what llama-server's clients read of the model."""
+    """Add GET /props to `app`: the facts of the model that llama-server's clients read."""
 
     @app.get("/props")
     async def props() -> dict[str, Any]:
@@ -326,7 +326,7 @@ def create_app(
 
 
 def bare_app(summary: str, log: MessageFn) -> FastAPI:
-    """Return an application that has no routes yet, and answers failures as OpenAI's API does."""
+    """Return an application without routes, which reports failures as OpenAI's API does."""
     app = FastAPI(
         title="edgespec",
         version=version("edgespec"),
@@ -344,7 +344,7 @@ def bare_app(summary: str, log: MessageFn) -> FastAPI:
 def add_reports(
     app: FastAPI, workers: Sequence[RequestWorker[Any, Any, Any]], metrics: Metrics | None
 ) -> None:
-    """Add the routes that say how the server is, which `workers` answers."""
+    """Add the routes for health and metrics, which count the requests of `workers`."""
 
     @app.get("/health", responses={503: {"model": dict[str, Any]}})
     @app.get("/v1/health", responses={503: {"model": dict[str, Any]}})
@@ -368,7 +368,7 @@ def add_reports(
 
 
 def add_models(app: FastAPI, names: ServedNames, entries: Sequence[ModelEntry]) -> None:
-    """Add the routes that list the models, an entry each, and tell of one by any of its names."""
+    """Add the routes that list the models, and describe one by any of its names."""
 
     @app.get("/v1/models", response_model=ModelList)
     async def models(request: Request) -> Response:
@@ -377,7 +377,7 @@ def add_models(app: FastAPI, names: ServedNames, entries: Sequence[ModelEntry]) 
 
     @app.get("/v1/models/{name:path}", response_model=ModelEntry)
     async def model(request: Request, name: str) -> Response:
-        """Tell of a model, in Anthropic's form where its header is sent."""
+        """Describe a model, in Anthropic's form where its header is sent."""
         return model_in_form(request, entries[names.find(name)])
 
 

@@ -1,7 +1,7 @@
-"""Errors as answers: a status, the id of the field at fault, a code; each API tells them in its form.
+"""Errors as answers: a status, the id of the field at fault, a code; each API has its own form.
 
 A field's id is its name in OpenAI's API; other APIs have tables of names. No answer holds a path or a
-traceback: what is not the client's mistake is logged in one line, and the client gets a 500 without it.
+traceback: a fault of the server is logged in one line, and the client gets a 500 without it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ApiError(Exception):
     ) -> None:
         """Answer with `status` and `problem`, of `field` and its `value`; `code` is a name for programs.
 
-        `field` is a path such as "tools.0.function.name", which the line begins with; `param` is one that the
-        line does without.
+        `field` is a path such as "tools.0.function.name", with which the line begins; `param` is a path that
+        the line does not mention.
         """
         super().__init__(problem)
         self.status = status
@@ -55,7 +55,7 @@ class ApiError(Exception):
         return self.line({})
 
     def line(self, names: Mapping[str, str]) -> str:
-        """Return the line for a client of an API with these names of fields."""
+        """Return the line for a client of an API that names fields so."""
         if not self._is_named:
             return self.problem
         subject = f"{spelled(self.field or '', names)} {self._value}".strip()
@@ -91,14 +91,14 @@ class PromptTooLong(ApiError):  # noqa: N818 - what happened, as its reader says
         self.n_prompt, self.most = n_prompt, n_ctx
 
     def line(self, names: Mapping[str, str]) -> str:
-        """Return OpenAI's line, by which programs know that they must shorten the prompt."""
+        """Return OpenAI's line, from which programs know that they must shorten the prompt."""
         name = spelled(self.field or "", names)
         resulted = f"However, your {name} resulted in {self.n_prompt} tokens."
         return f"{self.problem}. {resulted} Please reduce the length of the {name}."
 
 
 def spelled(field: str, names: Mapping[str, str]) -> str:
-    """Return the path of a field in another API's names: of the whole, or of its steps, some of which go."""
+    """Return a field's path in the names of another API, which may rename and drop its steps."""
     if field in names:
         return names[field]
     return ".".join(filter(None, (names.get(step, step) for step in field.split("."))))
@@ -108,7 +108,7 @@ def spelled(field: str, names: Mapping[str, str]) -> str:
 
 
 class ErrorForm:
-    """The form in which OpenAI's API tells errors; those of other APIs derive from it."""
+    """The form of errors in OpenAI's API; those of other APIs derive from it."""
 
     names: Mapping[str, str] = {}
     """The API's names of OpenAI's fields, or of steps to them; "": it has no such step."""
@@ -121,7 +121,7 @@ class ErrorForm:
         return {"error": told}
 
     def last(self, body: bytes) -> bytes:
-        """Return the end of a stream that failed, of the body of a whole answer that failed so."""
+        """Return the end of a stream that failed, from the body that a whole answer would have."""
         return b"data: " + body + b"\n\n"
 
     def failed(self, error: ApiError) -> str:
@@ -154,7 +154,7 @@ class AnthropicErrors(ErrorForm):
     }
 
     def body(self, error: ApiError) -> dict[str, Any]:
-        """Return the body; of a prompt that is too long it has the line by which agents know it."""
+        """Return the body; for a prompt that is too long, with the line that agents recognise."""
         other = "api_error" if error.status >= 500 else "invalid_request_error"
         line = error.line(self.names)
         if isinstance(error, PromptTooLong):
@@ -210,12 +210,12 @@ def form_of(path: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> ErrorForm
 
 
 def last_event(path: str, body: bytes) -> bytes:
-    """Return the end of a stream of `path` that failed; `body`: of a whole answer that failed so."""
+    """Return the end of a stream of `path` that failed; `body`: the one that a whole answer would have."""
     return form_of(path).last(body)
 
 
 def speaks_anthropic(scope: Mapping[str, Any]) -> bool:
-    """Whether a request is of Anthropic's API."""
+    """Whether a request uses Anthropic's API."""
     return isinstance(form_of(scope["path"], scope["headers"]), AnthropicErrors)
 
 
@@ -227,7 +227,7 @@ REQUEST_ID = "request-id"
 
 
 def new_request_id() -> str:
-    """Return an id of a request as Anthropic's API has them."""
+    """Return a new request id in the form of Anthropic's API."""
     return f"req_{secrets.token_hex(12)}"
 
 
@@ -249,7 +249,7 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 
 def checked(kind: type[_Body], fields: Mapping[str, Any]) -> _Body:
-    """Return the request of OpenAI's API that another API's was turned into. Raises ApiError."""
+    """Return the request to OpenAI's API that another API's was turned into. Raises ApiError."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -287,7 +287,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]], body: object = None) -
 
 
 def engine_error(error: Exception, log: MessageFn) -> ApiError:
-    """Return the answer for what the engine or the worker raised.
+    """Return the answer to an exception of the engine or the worker.
 
     A mistake in a field that the request set names the field's id. Anything else may hold a path, so it goes
     to `log`.
@@ -357,7 +357,7 @@ _JSON = {"True": "true", "False": "false", "None": "null"}
 
 
 def _place(error: Mapping[str, Any], body: object) -> Place:
-    """Return where in `body` an error is, without pydantic's names of the kinds of values it tried."""
+    """Return where in `body` an error is, without pydantic's names of the types it tried."""
     place: list[str | int] = []
     value = body
     steps = [step for step in error["loc"] if step != "body"]

@@ -129,7 +129,7 @@ class SpeechService:
 
     @property
     def named(self) -> NamedModel:
-        """The names by which requests ask for it."""
+        """The names that requests may use for it."""
         return NamedModel(self.name, self.aliases, frozenset({"speech"}))
 
 
@@ -181,7 +181,7 @@ def read_recording(
     task: SpeechTask = "transcribe",
     words: bool = False,
 ) -> Prepared[Recording]:
-    """Return the recording of a request, as the worker takes it. For any thread. Raises ApiError."""
+    """Return the recording of a request for the worker. May run on any thread. Raises ApiError."""
     ServedNames([service.named]).find(form.model)
     ours, warnings = service.worker.transcriber, list[str]()
     try:
@@ -277,7 +277,7 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
         return told
 
     def idle(self, *, is_waiting: bool) -> str:
-        """Return a comment, as `queued` does: clients skip it."""
+        """Return a comment, which clients skip."""
         return ": transcribing\n\n"
 
 
@@ -317,11 +317,11 @@ class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
         client: str,
         speech: list[Span] | None = None,
     ) -> Start[Segment, Transcript]:
-        """A function that begins a recording in the turn of `client`: its segments, then all of it.
+        """Return a function that begins a recording in `client`'s turn: its segments, then the transcript.
 
         Only the spans of `speech` are transcribed, if given.
-        Before them come its places in the queue, if it must wait. To leave ends the work after the window
-        under way. Beginning raises QueueFull and ShuttingDown.
+        Its places in the queue come first, if it must wait. Leaving ends the work after the current window.
+        Beginning raises QueueFull and ShuttingDown.
         """
         request = partial(QueuedRecording, client, samples=samples, options=options, speech=speech)
         return partial(self._ask, request)
@@ -335,10 +335,10 @@ class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
         return not self._running
 
     def _begin(self, request: QueuedRecording) -> None:
-        """Do nothing yet: `_step` hears it."""
+        """Do nothing yet: `_step` transcribes it."""
 
     def _step(self) -> None:
-        """Hear the recording whose turn it is."""
+        """Transcribe the recording whose turn it is."""
         (request,) = self._running
         transcription: Transcription | None = None
         end: Transcript | BaseException

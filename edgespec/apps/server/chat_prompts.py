@@ -1,4 +1,4 @@
-"""The prompt of a chat request: what the model's template makes of it, and how its answer is to be read."""
+"""The prompt of a chat request, as the model's template writes it, and how its answer is to be read."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ChatPrompt:
 
 
 class ChatPrompts:
-    """Makes prompts with one model's chat templates. For any thread."""
+    """Makes prompts with one model's chat templates, on any thread."""
 
     def __init__(self, model: Model, name: str) -> None:
         """Use the templates of `model`, which the server calls `name`."""
@@ -144,7 +144,7 @@ class ChatPrompts:
         return ApiError(400, f"{where} is broken: {error}; {cure}, or use /v1/completions", param="model")
 
     def _check_variables(self, variables: Mapping[str, Any], traits: TemplateTraits) -> None:
-        """Raise ApiError for what the template would not read, or gets from elsewhere."""
+        """Raise ApiError for variables that the template does not read, or that the server sets."""
         name = "chat_template_kwargs"
         for key, value in variables.items():
             if key in _OWN_FIELDS:
@@ -222,7 +222,7 @@ class MessageWriter:
     def write(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return `messages` in the template's terms.
 
-        Those of the system at the beginning are one; all are, where the template has no place for later ones.
+        System messages at the beginning are joined; all are, where the template allows no later ones.
         """
         n = next((i for i, one in enumerate(messages) if not _instructs(one)), len(messages))
         first, rest = [*messages[:n]], [*messages[n:]]
@@ -259,7 +259,7 @@ class MessageWriter:
     def _with_calls(self, text: str, calls: Sequence[ToolCall]) -> str:
         """Return `text`, and earlier calls in the model's form, for a template that would leave them out.
 
-        The form's markers may be control tokens. They are where nothing else in the message could be.
+        The form's markers may be control tokens; nothing else in the message may.
         """
         named = [(call.function.name, call.function.arguments) for call in calls]
         written = self._form.write([(name, _object(arguments)) for name, arguments in named])
@@ -291,7 +291,7 @@ _SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in
 def choose_form(
     traits: TemplateTraits, has_token: Callable[[str], bool] = lambda _marker: False
 ) -> CallForm | None:
-    """Return the form in which the model of a template calls; None if nothing shows it.
+    """Return the form in which the model of a template writes calls; None if unknown.
 
     `has_token`: says whether a marker is a token of the model's own.
     """
@@ -305,7 +305,7 @@ def choose_form(
 
 
 def is_read(form: CallForm, samples: CallSamples) -> bool:
-    """Whether the reader finds the call in a template's own text of one."""
+    """Whether the reader finds a call in the text that the template writes for it."""
     reader = AnswerReader(AnswerForm(_SCHEMAS, form))
     parts = [*reader.feed(samples.one), *reader.finish()]
     calls = [part.arguments for part in parts if isinstance(part, ReadCall)]

@@ -59,9 +59,9 @@ class EmbeddingWorker(RequestWorker[QueuedTexts, Never, EmbeddedTexts]):
         self.embedder, self._cancellation = embedder, cancellation
 
     def run(self, texts: Sequence[Sequence[int]], *, client: str) -> Start[Never, EmbeddedTexts]:
-        """A function that begins a request in the turn of `client`; it has no parts.
+        """Return a function that begins a request in the turn of `client`; it has no parts.
 
-        To leave ends the work after the pass under way. Beginning raises QueueFull and ShuttingDown.
+        Leaving ends the work after the current pass. Beginning raises QueueFull and ShuttingDown.
         """
         return partial(self._ask, partial(QueuedTexts, client, texts=texts))
 
@@ -75,7 +75,7 @@ class EmbeddingWorker(RequestWorker[QueuedTexts, Never, EmbeddedTexts]):
         """Do nothing yet: `_step` reads it."""
 
     def _step(self) -> None:
-        """Make a pass over texts of all requests that run; end those that have all, or must end."""
+        """Run a pass over texts of all requests under way; end those that are complete or must end."""
         for request in [*self._running]:
             if request.cancelled:
                 self._end(request, request.cancelled)
@@ -214,7 +214,7 @@ class EmbeddingService:
 
     @property
     def ranks(self) -> bool:
-        """Whether it scores documents, and makes no vectors."""
+        """Whether it scores documents instead of making vectors."""
         return self.worker.embedder.model.ranks
 
     def check(self, model: str, *, ranks: bool, dimensions: int | None = None) -> None:
@@ -234,7 +234,7 @@ class EmbeddingService:
     def tokens(
         self, texts: Sequence[TextOrTokens], param: str, *, most: int | None = None
     ) -> list[list[int]]:
-        """Return the tokens of texts, cut to `most`, if given. Raises ApiError; for any thread."""
+        """Return the tokens of texts, cut to `most`, if given, on any thread. Raises ApiError."""
         embedder = self.worker.embedder
 
         def read(text: TextOrTokens) -> list[int]:

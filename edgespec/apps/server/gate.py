@@ -71,7 +71,7 @@ class GateLimits:
 class Gate:
     """ASGI middleware: refuses what is outside `limits`, and passes the rest on with its body read.
 
-    Browsers ask before a page of another site may send a request: where `limits` has any, they are answered.
+    Browsers ask before a page of another site sends a request; they are answered if `limits` allow any site.
     """
 
     def __init__(self, app: ASGIApp, limits: GateLimits) -> None:

@@ -1,6 +1,6 @@
 """Runs the app on a socket until a signal ends it, and logs requests.
 
-uvicorn speaks HTTP. This adds an end of the server that lets the answers under way finish.
+uvicorn speaks HTTP. This adds a shutdown that lets the answers under way finish.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on the port, and say so once clients can come."""
+        """Listen on the port, and report when clients can connect."""
         await super().startup(sockets)
         self._on_ready()
 
@@ -71,7 +71,7 @@ class Working(Protocol):
         """Begin; an event loop runs."""
 
     async def stop(self, *, grace_s: float) -> None:
-        """End as `RequestWorker.stop` does."""
+        """Stop as `RequestWorker.stop` does."""
 
 
 def bind(host: str, port: int) -> socket.socket:

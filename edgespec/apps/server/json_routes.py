@@ -76,7 +76,7 @@ def route_class(log: MessageFn, *, any_type: bool = False, form: bool = False) -
 
 
 def models_in_form(request: Request, entries: Sequence[Mapping[str, Any]]) -> JSONResponse:
-    """Return the list of models, which `entries` has in OpenAI's form, in that of the API that asks."""
+    """Return the list of models, `entries` in OpenAI's form, in the form of the API that asks."""
     if not speaks_anthropic(request.scope):
         return JSONResponse({"object": "list", "data": entries})
     data = [_in_anthropic_form(entry) for entry in entries]
@@ -85,7 +85,7 @@ def models_in_form(request: Request, entries: Sequence[Mapping[str, Any]]) -> JS
 
 
 def model_in_form(request: Request, entry: Mapping[str, Any]) -> JSONResponse:
-    """Return a model, which `entry` has in OpenAI's form, in that of the API that asks."""
+    """Return a model, `entry` in OpenAI's form, in the form of the API that asks."""
     return JSONResponse(_in_anthropic_form(entry) if speaks_anthropic(request.scope) else entry)
 
 
@@ -95,7 +95,7 @@ def _in_anthropic_form(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def absent(line: str) -> Callable[[], Any]:
-    """Return the answer of a route that other servers have and this one has not; `line` says why."""
+    """Return a handler that refuses a route which other servers have and this one lacks; `line` says why."""
 
     async def refuse() -> Response:
         raise ApiError(501, line)
@@ -111,7 +111,7 @@ NO_VECTORS = (
 
 
 def refuse_routes(app: FastAPI, paths: Iterable[str], line: str) -> None:
-    """Have `app` answer a POST of these paths with `line`."""
+    """Have `app` refuse a POST of these paths with `line`."""
     for path in paths:
         app.add_api_route(path, absent(line), methods=["POST"], include_in_schema=False)
 

@@ -47,7 +47,7 @@ class Metrics:
         self._state("parallel", "Most answers and recordings at once.", "parallel")
         busy = Gauge(
             "edgespec_busy",
-            "1 while an answer is written or a recording transcribed.",
+            "1 while an answer or a transcript is written.",
             registry=self._registry,
         )
         busy.set_function(lambda: any(worker.busy for worker in self._workers))

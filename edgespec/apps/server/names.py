@@ -1,4 +1,4 @@
-"""The names by which requests ask for the models of a server: one rule for every route and API."""
+"""The names that requests may use for the models of a server: one rule for every route and API."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class NamedModel:
 
     @classmethod
     def of(cls, model: Model, names: Sequence[str]) -> NamedModel:
-        """Return the names of a loaded model: `names`, of which answers use the first, and its file's."""
+        """Return the names of a loaded model: `names`, the first of which answers use, and its file's."""
         size = human_number(model.n_params)
         return cls(
             names[0], (*names[1:],), title=model.name, quantization=quantization(model.ftype), size=size
@@ -66,7 +66,7 @@ class NamedModel:
         return self.name if ":" in self.name else f"{self.name}:latest"
 
     def level(self, wanted: str) -> int:
-        """Return how closely `wanted` matches. 0: its name, 1: its file, 2: but for a tag, 3: not at all."""
+        """Return how closely `wanted` matches. 0: the name, 1: the file, 2: all but a tag, 3: not at all."""
         names = {_plain(name) for name in (self.name, *self.aliases)}
         if wanted in names:
             return 0
@@ -89,7 +89,7 @@ class ServedNames:
     def find(self, asked: str | None, kind: ModelKind | None = None) -> int:
         """Return the number of the model that a request asks for; without a name the first of that `kind`.
 
-        Letters may be large or small, and `:latest` may follow. Raises a 404.
+        Case does not matter, and `:latest` may follow. Raises a 404.
         """
         wanted, numbers = _plain(asked or ALIAS), range(len(self.models))
         able = [i for i in numbers if kind in (None, *self.models[i].kinds)]
@@ -142,7 +142,7 @@ def human_number(n: int) -> str:
 
 
 def plain_name(model: str) -> str:
-    """Return the name by which a server calls a model that was named so: of a file, without its folder."""
+    """Return the name that a server uses for a model: for a file, its name without the folder."""
     return PurePath(model).name.removesuffix(".gguf")
 
 

@@ -58,7 +58,7 @@ def listed(named: NamedModel, header: GGUFHeader) -> dict[str, Any]:
 
 
 def loaded(entry: Mapping[str, Any], until: str = FOREVER) -> dict[str, Any]:
-    """Return a model as /api/ps lists it, of its entry in /api/tags."""
+    """Return a model as /api/ps lists it, from its entry in /api/tags."""
     return {**entry, "size_vram": 0, "expires_at": until}
 
 

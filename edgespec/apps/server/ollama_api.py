@@ -1,9 +1,9 @@
-"""Ollama's API: chat, generate, what is served; a clear line for each route that is not here.
+"""Ollama's API: chat, generate, what is served; a clear line for each route that is missing.
 
 Requests become those of OpenAI's API, and parts of answers lines. Each of Ollama's `options` is honoured, or
-changes no text, or is refused by its name, as is a field that its API lacks.
+changes no text, or is refused by name, as is a field that its API lacks.
 Clients may send any Content-Type or none, as `curl -d` does. The gate (gate.py) keeps other web pages out
-by their Origin, and `route_class` those that a browser tells of in another way.
+by their Origin, and `route_class` those that a browser reveals in another header.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ _EFFORTS: Mapping[Any, str] = {False: "none", "max": "xhigh"}
 
 
 def read_request(reader: RequestReader, body: OllamaChatRequest | OllamaGenerateRequest) -> PreparedRequest:
-    """Prepare a request that has messages or a prompt. For any thread. Raises ApiError."""
+    """Prepare a request that has messages or a prompt, on any thread. Raises ApiError."""
     options = read_options(body.options or {})
     fields: dict[str, Any] = {"stream": body.stream is not False}
     if body.format:
@@ -308,7 +308,7 @@ def _fitted(reader: RequestReader, request: PreparedRequest, options: dict[str, 
 
 
 def openai_messages(messages: Sequence[OllamaRequestMessage]) -> list[dict[str, Any]]:
-    """Return messages as OpenAI's API has them: calls with ids, and their arguments as text.
+    """Return messages in the form of OpenAI's API: calls with ids, and their arguments as text.
 
     Ollama's clients send no ids. They are made up here, as templates may need them: nine letters and digits,
     which is what Mistral's ask for. A result belongs to the call of its name, else to the first without one.
@@ -345,7 +345,7 @@ def _given(call: OllamaToolCall, identity: str) -> dict[str, Any]:
 
 
 def _called(message: OllamaRequestMessage, waiting: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Take the call that a tool's message answers out of those that wait; None if it is none of them."""
+    """Remove and return the open call that a tool's message answers; None if there is none."""
     if message.tool_call_id:
         fitting = [call for call in waiting if call["id"] == message.tool_call_id]
     else:
@@ -364,7 +364,7 @@ _NOT_SHOWN = ("general.name", "tokenizer.chat_template")  # told in fields of th
 
 
 def shown(target: Model, service: Service, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model for /api/show, of its entry in /api/tags."""
+    """Return a model for /api/show, from its entry in /api/tags."""
     gguf, full = target.header.gguf, service.named.full
     license_text = gguf.text("general.license")
     info = {key: _value(gguf, field) for key, field in gguf.fields.items() if key not in _NOT_SHOWN}
@@ -437,7 +437,7 @@ class OllamaWriter(EventWriter):
         return ""
 
     def reading(self, progress: PromptProgress) -> str:
-        """Return "": Ollama's clients know no line for it, and would not skip one."""
+        """Return "": Ollama's clients expect no such line, and would not skip it."""
         return ""
 
     def _told(self, part: dict[str, Any]) -> dict[str, Any]:
@@ -451,7 +451,7 @@ class OllamaWriter(EventWriter):
         calls: Sequence[dict[str, Any]] = (),
         tokens: Sequence[Token] = (),
     ) -> dict[str, Any]:
-        """Return what a line adds; `tokens`: those whose logprobs it tells."""
+        """Return what a line adds; `tokens`: those whose logprobs it has."""
         told: dict[str, Any] = {"thinking": thinking} if thinking else {}
         if not self._is_chat:
             told["response"] = content
@@ -529,7 +529,7 @@ def add_ollama(
 
 
 def add_facts(router: APIRouter, target: Model, service: Service, capabilities: Sequence[str]) -> None:
-    """Add the routes that tell of the model."""
+    """Add the routes that describe the model."""
     entry = listed(service.named, target.header) | {"capabilities": [*capabilities]}
     entry["details"]["context_length"] = service.n_ctx
 
@@ -548,13 +548,13 @@ def add_facts(router: APIRouter, target: Model, service: Service, capabilities: 
 
     @router.post("/show")
     async def show(body: OllamaNameRequest) -> dict[str, Any]:
-        """Tell of the model: what it can do, its template, the metadata of its file."""
+        """Describe the model: what it can do, its template, the metadata of its file."""
         service.names.find(body.model or body.name)
         return await run_in_threadpool(shown, target, service, entry)
 
     @router.post("/pull", response_model=dict[str, Any], responses=STREAMED)
     async def pull(body: OllamaNameRequest) -> Response:
-        """Say that the served model is here: programs pull before they ask. No other is fetched."""
+        """Report the served model as pulled: programs pull before they ask. No other is downloaded."""
         try:
             service.names.find(body.model or body.name)
         except ApiError:

@@ -68,7 +68,7 @@ class OpenAIWriter(EventWriter):
         yield from super().parts(index, tokens)
 
     def write(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of an event, and what ends the answer with its last one."""
+        """Yield the chunks of an event; after the last one also those that end the answer."""
         for choice in self.choices(event):
             chunk = self._chunk(event.index, choice)
             if event.kind in ("text", "thought"):
@@ -94,7 +94,7 @@ class OpenAIWriter(EventWriter):
         return {**self._head, "object": self.chunk_kind, "choices": [{"index": index, **choice}]}
 
     def _chosen(self) -> list[int]:
-        """Return the texts that are the answer: of each prompt the likeliest by token."""
+        """Return the texts that are the answer: for each prompt those likeliest per token."""
         n_all, n_best = len(self.texts), self.request.n_best
         if n_best is None:
             return [*range(n_all)]
@@ -185,7 +185,7 @@ class CompletionWriter(OpenAIWriter):
     def _with_prompt(self, index: int) -> list[Token]:
         """Return the tokens of prompt and text, and the one that ended it, which has no text.
 
-        Programs that score texts leave out the last token of an answer of one.
+        Programs that score texts ask for one token and leave it out.
         """
         result = self.results[index]
         prompt = [
@@ -198,7 +198,7 @@ class CompletionWriter(OpenAIWriter):
         return [*prompt, *self.texts[index].tokens, *end]
 
     def _older_form(self, tokens: Iterable[Token], offset: int = 0) -> tuple[dict[str, Any], int]:
-        """Return the logprobs of tokens as text completions have them, and where their text ends."""
+        """Return the logprobs of tokens in the form of text completions, and where their text ends."""
         made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token in tokens:
             text = self._name(token.id)

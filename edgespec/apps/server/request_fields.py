@@ -1,6 +1,6 @@
 """The fields that requests share: sampling, constraints, and those of other servers that are refused.
 
-A field that nobody knows here has no effect: its name is collected (`ignoring`), for a header of the answer
+An unknown field has no effect: its name is collected (`ignoring`), for a header of the answer
 and the log (json_routes.py). null means "not given".
 """
 
@@ -77,7 +77,7 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]+$")]
 
 
 def without_nulls(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that have a value: one of null is as one that was left out."""
+    """Return the fields that have a value: null means left out."""
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -89,7 +89,7 @@ def check_needed(given: Mapping[str, Any], needed: Mapping[str, Iterable[str]], 
 
 
 class RequestPart(BaseModel):
-    """A part of a request. A field that it does not know has no effect, and is collected (`ignoring`)."""
+    """A part of a request. An unknown field has no effect, and is collected (`ignoring`)."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 

@@ -54,7 +54,7 @@ _REQUEST_NAMES = {
 
 
 def read_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `SamplingParams` that were given, where other servers take more values for one."""
+    """Return the given fields of `SamplingParams`, with values that only other servers know translated."""
     return {
         name: read(value) if (read := SAMPLING[name].read) else value
         for name, value in given.items()
@@ -109,7 +109,7 @@ def requested_tokens(request: GenerationRequest) -> int | None:
 
 
 def requested_thoughts(request: ChatRequest) -> int | None:
-    """Return the most tokens of a thought that a request asks for; None: it does not say. Raises ApiError."""
+    """Return the most tokens of a thought that a request asks for; None: not given. Raises ApiError."""
     names = ("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens")
     return _one_of({name: getattr(request, name) for name in names})[1]
 
@@ -160,7 +160,7 @@ class Service:
     ) -> Service:
         """The service of `engine`; its model's name is the registry's, or the file's without its path.
 
-        Answers use the first of `names` instead, and the others are accepted, too.
+        `names` replace its own: answers use the first, requests may use any.
         """
         named = NamedModel.of(engine.target, [*names, plain_name(engine.target_name)])
         n_ctx = min(n_ctx or engine.target.n_ctx_train, engine.n_ctx_shared or engine.target.n_ctx_train)
@@ -173,7 +173,7 @@ class Service:
 
     @property
     def names(self) -> ServedNames:
-        """The names by which requests ask for it."""
+        """The names that requests may use for it."""
         return ServedNames([self.named])
 
     def fingerprint(self, engine: Engine) -> str:
@@ -205,7 +205,7 @@ PreparedRequest = Prepared[PreparedText]
 
 
 class RequestReader:
-    """Reads requests to one model. Its methods are for any thread, and raise ApiError."""
+    """Reads requests to one model. Its methods may run on any thread, and raise ApiError."""
 
     def __init__(self, model: Model, service: Service) -> None:
         """Read requests to `model`. Grammars are kept, since conversations send theirs again."""
@@ -518,8 +518,8 @@ def fim_of(model: Model, param: str) -> FimTokens:
 def make_fim_prompt(model: Model, fim: FimTokens, gap: FimGap, room: int) -> FimPrompt:
     """Return the prompt for `gap`, in at most `room` tokens.
 
-    What does not fit is left out: of the text before the gap the beginning, of that after it the end, and
-    other files from the first on.
+    What does not fit is left out: the beginning of the text before the gap, the end of that after it, and
+    the first of the other files.
     """
     before, after = (_plain(model, text) for text in (gap.before, gap.after))
     room_of_text = max(0, room - 3)

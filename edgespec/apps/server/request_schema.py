@@ -61,9 +61,9 @@ _TEXTS = ("text", "thinking", "reasoning", "refusal", "summary", "content")  # w
 
 
 def as_read(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an assistant's message in the terms of `AssistantMessage`.
+    """Return an assistant's message in the form of `AssistantMessage`.
 
-    Values that no server sends, such as a number for the content, stay for the validation to refuse.
+    Values that no server sends, such as a number for the content, are left for validation to refuse.
     """
     read = without_nulls(message)
     thoughts = [found for name in _THOUGHTS if (found := _text_of(read.get(name)))]
@@ -208,7 +208,7 @@ class Tool(RequestPart):
 
 
 class FunctionName(RequestPart):
-    """A function of `tools`; what else a client repeats of it changes nothing."""
+    """A function of `tools`; other fields of it that a client repeats change nothing."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
 
@@ -283,7 +283,7 @@ class SchemaFormat(RequestPart):
 
     @property
     def whole(self) -> dict[str, Any]:
-        """The schema, in whichever of its places the request has it."""
+        """The schema, wherever in the request it stands."""
         return self.json_schema.schema_ if self.json_schema else self.schema_ or {}
 
     @property
@@ -303,7 +303,7 @@ class SpeculativeOptions(RequestPart):
 
 
 class StreamOptions(RequestPart):
-    """What a stream tells besides text: tokens used, at its end."""
+    """What a stream sends besides text: tokens used, at its end."""
 
     include_usage: bool | None = None
     continuous_usage_stats: Literal[False] | None = None

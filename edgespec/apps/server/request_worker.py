@@ -27,7 +27,7 @@ from edgespec.platform.turns import Turns
 
 
 class QueueFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it
-    """As many requests wait as the queue holds; this one is refused."""
+    """The queue is full; this request is refused."""
 
     def __init__(self, n_waiting: int) -> None:
         super().__init__(f"{n_waiting} requests wait already; try again later")
@@ -42,7 +42,7 @@ class TimedOut(EdgespecError):  # noqa: N818 - what happened, as its reader says
 
 
 class ShuttingDown(EdgespecError):  # noqa: N818 - what happened, as its reader says it
-    """The server ends: a request that came now or still waited is not begun."""
+    """The server is shutting down: new and waiting requests are not begun."""
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down")
@@ -54,7 +54,7 @@ class Abandoned(Exception):  # noqa: N818 - no error: its reader went away
 
 @dataclass(frozen=True, slots=True)
 class QueuePlace:
-    """A request waits in the queue, or its prompt is read."""
+    """A request's place in the queue, or the progress of reading its prompt."""
 
     place: int
     """1 for the one that begins next; 0 once it has begun."""
@@ -70,7 +70,7 @@ End = TypeVar("End")
 
 @dataclass(eq=False, slots=True)
 class QueuedRequest(Generic[Part, End]):
-    """One request; its reader is on an event loop, what it asks for on a thread."""
+    """One request; its reader is on an event loop, its work is done on a thread."""
 
     client: str
     """Who takes a turn."""
@@ -91,18 +91,18 @@ class QueuedRequest(Generic[Part, End]):
     end: End | BaseException | None = None
 
     def call(self, change: Callable[[], object]) -> None:
-        """Call `change` on the request's event loop; from any thread."""
+        """Call `change` on the request's event loop. May be called from any thread."""
         try:
             self.loop.call_soon_threadsafe(change)
         except RuntimeError:  # the loop is closed: nobody reads any more
             self.cancelled = self.cancelled or Abandoned()
 
     def notify(self, item: list[Part] | QueuePlace | End | BaseException) -> None:
-        """Send an item to the request's reader; from any thread."""
+        """Send an item to the request's reader. May be called from any thread."""
         self.call(partial(self.send, item))
 
     def hand_over(self, step: list[Part]) -> None:
-        """Give the reader what a step made."""
+        """Send the reader what a step made."""
         if step:
             self.notify(step)
 
@@ -124,7 +124,7 @@ class RequestQueue(Generic[_R]):
         return sum(map(len, self._queues.values()))
 
     def add(self, request: _R) -> None:
-        """Add `request` to those of its client that wait."""
+        """Add `request` to its client's waiting ones."""
         self._queues.setdefault(request.client, deque()).append(request)
 
     def remove(self, request: _R) -> None:
@@ -201,7 +201,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
         max_seconds: float = 600.0,
         turns: Turns | None = None,
     ) -> None:
-        """Let `parallel` requests run at once on a thread of this `name`; the rest is as of `QueueLimits`."""
+        """Let `parallel` requests run at once on a thread of this `name`; for the rest see `QueueLimits`."""
         self.parallel = parallel
         """Most requests under way at once."""
         self.turns = turns or Turns()
@@ -233,7 +233,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
 
     @property
     def stopping(self) -> bool:
-        """Whether new requests are refused because the server ends."""
+        """Whether new requests are refused because the server is shutting down."""
         return self._stopping
 
     def start(self) -> None:
@@ -274,9 +274,9 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
     ) -> Callable[[], None]:
         """Put the request that `make` returns into the queue; return what its reader calls at the end.
 
-        `send` is told its places in the queue, if it must wait, how far a long prompt is read, what is made
-        for it, and at last its end: an error is TimedOut, ShuttingDown, or what the work raises. `follows`:
-        it is not refused for a full queue. Raises QueueFull and ShuttingDown.
+        `send` gets its places in the queue, if it must wait, the progress of a long prompt, what is made for
+        it, and at last its end: an error is TimedOut, ShuttingDown, or what the work raises. `follows`: a
+        full queue does not refuse it. Raises QueueFull and ShuttingDown.
         """
         request = make()
         request.send = send
@@ -318,7 +318,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
         request.notify(reason)
 
     def _interrupt(self) -> None:
-        """End what the thread does now, if it can be: all requests under way must end."""
+        """Interrupt the thread's current work, if possible: all requests under way must end."""
 
     def _time_out(self, request: Asked) -> None:
         self._cancel(request, TimedOut(self._max_seconds, in_queue=request not in self._running))
@@ -386,7 +386,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
                     request.notify(QueuePlace(place))
 
     def _leave(self, request: Asked, outcome: Outcome, end: End | BaseException, result: End | None) -> None:
-        """Take `request` out of those that run, and tell its reader how it ended; `result` is counted."""
+        """Remove `request` from those that run, and notify its reader of its end; `result` is counted."""
         self._count(outcome, request.waited_s, result)
         with self._changed:
             self._running.remove(request)
@@ -400,5 +400,5 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
 
 
 def cancelled_as(reason: BaseException) -> Outcome:
-    """Return how a request ended that was cancelled for this reason."""
+    """Return the outcome of a request that was cancelled for this reason."""
     return "timed out" if isinstance(reason, TimedOut) else "cancelled"

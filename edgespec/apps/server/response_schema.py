@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class DraftUsage(TypedDict):
-    """The figures of an answer: what drafting did for it, its time, its energy."""
+    """The figures of an answer: its drafting, time and energy."""
 
     drafted: int
     accepted: int
@@ -58,10 +58,10 @@ def usage_of(
     n_thought: int | None = None,
     warnings: Sequence[str] = (),
 ) -> Usage:
-    """Return the usage of a request's generations, the same number for each of its prompts.
+    """Return the usage of a request's generations; each of its prompts has the same number of them.
 
-    A prompt counts once. Seed and note are those of the first generation. `n_thought`: tokens of thoughts,
-    None of a model that does not think.
+    A prompt counts once. Seed and note are those of the first generation. `n_thought`: tokens of thoughts;
+    None for a model that does not think.
     """
     first, prompts = results[0], results[:: len(results) // n_prompts]
     n_prompt = sum(result.prompt_tokens for result in prompts)
@@ -140,7 +140,7 @@ class TextChoice(TypedDict):
 
 
 class CompletionBase(TypedDict):
-    """The fields that both answers have."""
+    """The fields that chat and text completions share."""
 
     id: str
     created: int

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: answers as responses, whole or as events, and kept.
+"""OpenAI's Responses API: answers as responses, whole or as events, and stored.
 
 Requests become those for chat completions, which the server's one reader prepares.
 """
@@ -59,7 +59,7 @@ ToolKey = tuple[str | None, str]
 
 
 class ResponseTool(NamedTuple):
-    """A tool, by the names that its calls have."""
+    """A tool, by the names that its calls use."""
 
     type: Literal["function", "custom"]
     name: str
@@ -68,7 +68,7 @@ class ResponseTool(NamedTuple):
 
 @dataclass
 class ReadTools:
-    """The tools of a request, as a chat completion names them."""
+    """The tools of a request, by their names in a chat completion."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     """Those of a request for a chat completion."""
@@ -79,7 +79,7 @@ class ReadTools:
 
     @property
     def names(self) -> dict[ToolKey, str]:
-        """Which function each tool is."""
+        """The function that each tool became."""
         return {(tool.namespace, tool.name): name for name, tool in self.offered.items()}
 
 
@@ -175,7 +175,7 @@ def _choice(choice: ToolChoice, read: ReadTools) -> Any:  # noqa: ANN401 - JSON
 def custom_input(arguments: str) -> str:
     """Return the text that a custom tool is called with, from the arguments of its function.
 
-    They may be cut off; arguments of another form are the text itself.
+    The arguments may be cut off; if they have another form, they are the text.
     """
     try:
         found = from_json(arguments, allow_partial="trailing-strings")
@@ -191,7 +191,7 @@ _MARK = "edgespec:"
 
 
 def sealed(thought: str) -> str:
-    """Return the `encrypted_content` of a thought: its text in base64, which hides nothing from anybody.
+    """Return the `encrypted_content` of a thought: its text in base64, which is no encryption.
 
     Clients that store nothing here send this back, and leave the text out.
     """
@@ -219,7 +219,7 @@ _SAME_FIELDS = {
 
 
 def read_response(reader: RequestReader, body: ResponsesRequest) -> PreparedRequest:
-    """Prepare a request. For any thread. Raises ApiError."""
+    """Prepare a request, on any thread. Raises ApiError."""
     items, tools = _items(body), read_tools(body)
     ignore(f"include {name}" for name in body.include or () if name not in (LOGPROBS, ENCRYPTED))
     prepared = reader.choices(_chat(body, items, tools))
@@ -227,7 +227,7 @@ def read_response(reader: RequestReader, body: ResponsesRequest) -> PreparedRequ
 
 
 def count_tokens(reader: RequestReader, body: ResponsesRequest) -> int:
-    """Return how many tokens the prompt of a request has. For any thread. Raises ApiError."""
+    """Return how many tokens the prompt of a request has, on any thread. Raises ApiError."""
     return len(reader.prompt_tokens(_chat(body, _items(body), read_tools(body))))
 
 
@@ -368,11 +368,11 @@ class ResponseWriter(EventWriter):
         return self._answer
 
     def idle(self, *, is_waiting: bool) -> str:
-        """Return an event without news: with only comments, Codex gives up after 5 minutes."""
+        """Return an event that changes nothing: with only comments, Codex gives up after 5 minutes."""
         return self.encode(self._about("in_progress"))
 
     def reading(self, progress: PromptProgress) -> str:
-        """Return a comment, and such an event where none has come for a while."""
+        """Return a comment, with an event like `idle`'s if none was sent for a while."""
         silent = time.monotonic() > self._spoke + ALIVE_S
         return super().reading(progress) + (self.idle(is_waiting=True) if silent else "")
 
@@ -476,7 +476,7 @@ def _usage(usage: Usage, *, n_thought: int) -> dict[str, Any]:
 
 
 def add_responses(app: FastAPI, reader: RequestReader, answerer: Answerer, *, is_routed: bool) -> None:
-    """Add the routes to `app`. `is_routed`: whoever passes its requests on keeps the responses."""
+    """Add the routes to `app`. `is_routed`: the process that passes its requests on stores the responses."""
     answerer.serve(
         app,
         PATH,

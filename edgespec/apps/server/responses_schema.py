@@ -1,7 +1,7 @@
 """Requests in the form of OpenAI's Responses API: the fields, the items of the input, the tools.
 
-An item is a part of an earlier answer or what a client adds to it: of an item's other fields, which are facts
-of a server, nothing is read.
+An item is a part of an earlier answer, or what a client adds to it. An item's other fields, which are facts
+of a server, are ignored.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class GrammarInput(RequestPart):
 
 
 class CustomDefinition(ToolDefinition):
-    """A tool that takes one text; `format` says of which form, None: any."""
+    """A tool that takes one text; `format`: the form of that text, None: any."""
 
     type: Literal["custom"]
     format: Annotated[PlainInput | GrammarInput, Field(discriminator="type")] | None = None
@@ -146,7 +146,7 @@ CalledDefinition = Annotated[FunctionDefinition | CustomDefinition, Field(discri
 
 
 class NamespaceDefinition(RequestPart):
-    """Tools with a name in common, which a call tells beside its own."""
+    """Tools with a common name, which a call gives together with its own."""
 
     type: Literal["namespace"]
     name: ToolName
@@ -155,7 +155,7 @@ class NamespaceDefinition(RequestPart):
 
 
 class SearchDefinition(ItemPart):
-    """A search of OpenAI's, of pages or of tools, which Codex offers unasked: left out, with a warning."""
+    """A search that OpenAI runs, of the web or of tools, which Codex offers: ignored with a warning."""
 
     type: Literal["web_search", "tool_search"]
 
@@ -167,7 +167,7 @@ ToolEntry = Annotated[
 
 
 class ChosenTool(ItemPart):
-    """A tool by its name; what else a client repeats of it changes nothing."""
+    """A tool by its name; other fields of it that a client repeats change nothing."""
 
     type: Literal["function", "custom"]
     name: str
@@ -254,5 +254,5 @@ class ResponsesRequest(OtherFields):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the answer tells how likely its tokens are."""
+        """Whether the answer has the logprobs of its tokens."""
         return self.top_logprobs is not None or LOGPROBS in (self.include or ())

@@ -1,7 +1,8 @@
-"""Responses kept with the server, whichever model wrote them, so that a client can continue one by its id.
+"""Stored responses, whichever model wrote them, so that a client can continue one by its id.
 
-Kept where requests come in: a request gets the conversation that it continues before its model reads it,
-an answer is stored on its way out. A stream that fails, here or in a model's process, ends as OpenAI's do.
+They are stored where requests come in: a request gets the conversation that it continues before its model
+reads it, an answer is stored on its way out. A stream that fails, here or in a model's process, ends as
+OpenAI's do.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def new_id(kind: str) -> str:
 
 
 class ResponseStore:
-    """The last responses. For the event loop's thread. Nothing is written to a disk."""
+    """The last responses, in memory only. For the event loop's thread."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         """Keep up to `most_bytes`."""
@@ -48,14 +49,14 @@ class ResponseStore:
         self._n_bytes = 0
 
     def add(self, identity: str, answer: bytes, items: bytes) -> None:
-        """Keep the JSON of a response and of the list of its whole input and output; forget older ones."""
+        """Store the JSON of a response and of all its input and output items; drop the oldest if full."""
         self._kept[identity] = answer, items
         self._n_bytes += len(answer) + len(items)
         while self._n_bytes > self._most:
             self._n_bytes -= sum(map(len, self._kept.popitem(last=False)[1]))
 
     def get(self, identity: str, param: str = "response_id") -> tuple[bytes, bytes]:
-        """Return a response and its items; a 404 about the field `param` where it is not here."""
+        """Return a response and its items. Raises a 404 that names the field `param` if it is not stored."""
         if identity not in self._kept:
             kind = "previous response" if param == "previous_response_id" else "response"
             line = f"{kind.capitalize()} with id {identity[:80]!r} not found: this server keeps responses in "
@@ -99,7 +100,7 @@ class KeepingResponses:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """Return the fields of a body; none of one that is no object, which its model refuses."""
+    """Return the fields of a body; {} for one that is no object, which its model refuses."""
     with suppress(json.JSONDecodeError):
         if isinstance(found := strict_json(body), dict):
             return found
@@ -122,7 +123,7 @@ def _joined(*lists: bytes) -> bytes:
 
 
 class _Event(msgspec.Struct):
-    """The fields that are read of an event, or of a whole answer."""
+    """The fields that are read from an event, or from a whole answer."""
 
     type: str = ""
     sequence_number: int = -1
@@ -131,7 +132,7 @@ class _Event(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """The fields that are read of a response."""
+    """The fields that are read from a response."""
 
     id: str
     output: msgspec.Raw
@@ -151,7 +152,7 @@ class _PassingAnswer:
         self._response = b""  # as the last event told it
 
     async def send(self, message: Message) -> None:
-        """Send a part; a response is stored before its client knows its end."""
+        """Send a part; a response is stored before its client gets its end."""
         if message["type"] == "http.response.start":
             self._is_kept = message["status"] == 200
             kinds = {name.lower(): value for name, value in message["headers"]}

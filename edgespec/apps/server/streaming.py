@@ -67,7 +67,7 @@ Job = TypeVar("Job", bound=Startable)
 
 @dataclass(frozen=True)
 class Prepared(Generic[Job]):
-    """A request as its worker takes it: it is answered by several texts, or by what else is made."""
+    """A request in the form that its worker needs; several texts, or other results, may answer it."""
 
     texts: tuple[Job, ...]
     """The same number for each prompt; those of one prompt follow each other."""
@@ -89,7 +89,7 @@ class ClientGone(Exception):  # noqa: N818 - no error: nobody is there to be ans
 
 
 class RequestRun(Generic[Part, End]):
-    """The answers of a request: one queue takes what the worker makes for them.
+    """The answers to a request: one queue holds what the worker makes for them.
 
     The reader can wait for the next item with a time limit. Whoever closes it ends the generations with one
     call that does not wait, even while the reader itself is being cancelled.
@@ -135,7 +135,7 @@ class RequestRun(Generic[Part, End]):
                 self._receive(index, error)
 
     def _receive(self, index: int, item: Item[Part, End]) -> None:
-        """Put an item into the queue; begin what waited for it."""
+        """Add an item to the queue; begin the answers that waited for it."""
         self._news.append((index, item))
         self._has_news.set()
         if isinstance(item, QueuePlace):
@@ -180,7 +180,7 @@ class RequestRun(Generic[Part, End]):
     async def items(
         self, alive_s: float | None = None
     ) -> AsyncIterator[tuple[int, list[Part] | QueuePlace | End] | None]:
-        """Yield places in the queue and parts of each answer as they come, then its end; each by its index.
+        """Yield places in the queue and parts of each answer as they come, then its end, each with its index.
 
         None is yielded after each `alive_s` seconds without any of them.
         Raises what the worker raises, and ClientGone.
@@ -243,7 +243,7 @@ class RequestRun(Generic[Part, End]):
         return Response(text, media_type=writer.whole_type, headers=dict(writer.headers))
 
     def close(self) -> None:
-        """End the texts that are under way, and begin none of those that wait."""
+        """End the texts under way, and begin none of those that wait."""
         self._unbegun.clear()
         self._news.clear()
         self._news.append((0, ClientGone()))
@@ -255,7 +255,7 @@ class RequestRun(Generic[Part, End]):
 
 
 class WholeEvents:
-    """Cuts what comes of a stream into whole events, so that one that breaks off can be left out."""
+    """Cuts a stream into whole events, so that one that breaks off can be left out."""
 
     def __init__(self, end: bytes = b"\n\n") -> None:
         """Cut after each `end`."""
@@ -272,8 +272,8 @@ class WholeEvents:
 class AnswerWriter(ABC, Generic[Part, End]):
     """Writes the answer to one request in the form of an API, whole or in parts; "": nothing is sent.
 
-    What was generated becomes parts, and only a stream encodes them. Waits and failures are told in
-    server-sent events, unless an API has another way.
+    What was generated becomes parts, and only a stream encodes them. Waits and failures are server-sent
+    events, unless an API has another way.
     """
 
     media_type = "text/event-stream"
@@ -288,11 +288,11 @@ class AnswerWriter(ABC, Generic[Part, End]):
     """Warnings that only the answer shows."""
 
     def begin(self) -> str:
-        """The beginning of a stream."""
+        """Return the beginning of a stream."""
         return ""
 
     def parts(self, _index: int, _made: Sequence[Part], /) -> Iterator[Any]:
-        """Yield the parts of a stream for what was made of the answer with this number."""
+        """Yield the parts of a stream for new items of the answer with this number."""
         return iter(())
 
     def last_parts(self, _index: int, _end: End, /) -> Iterator[Any]:
@@ -300,15 +300,15 @@ class AnswerWriter(ABC, Generic[Part, End]):
         return iter(())
 
     def encode(self, part: Any, /) -> str:  # noqa: ANN401 - its API's
-        """Return a part as a stream has it: a server-sent event of JSON."""
+        """Return a part as a stream sends it: a server-sent event of JSON."""
         return f"data: {json.dumps(part, ensure_ascii=False)}\n\n"
 
     @abstractmethod
     def whole(self, ends: Sequence[End], /) -> str:
-        """Return the answer of a request that does not stream: all was added, and the answers ended so."""
+        """Return the answer to a request that does not stream, once all is added; `ends`: its results."""
 
     def add(self, index: int, made: Sequence[Part]) -> str:
-        """Return the part of a stream that tells what was `made` of answer number `index`."""
+        """Return the part of a stream for the new items `made` of answer number `index`."""
         return "".join(map(self.encode, self.parts(index, made)))
 
     def finish(self, index: int, end: End) -> str:
@@ -317,7 +317,7 @@ class AnswerWriter(ABC, Generic[Part, End]):
 
     @staticmethod
     def drain(parts: Iterator[Any]) -> None:
-        """Have parts made that nobody is sent."""
+        """Make parts that are not sent."""
         deque(parts, maxlen=0)
 
     def write_item(self, index: int, item: list[Part] | QueuePlace | End) -> str:
@@ -327,7 +327,7 @@ class AnswerWriter(ABC, Generic[Part, End]):
         return self.add(index, item) if isinstance(item, list) else self.finish(index, item)
 
     def idle(self, *, is_waiting: bool) -> str:
-        """The sign of life in a silent connection: it waits, or a call is not complete yet."""
+        """Return a sign of life on a silent connection: it waits, or a call is not complete yet."""
         return f": {'waiting' if is_waiting else 'writing'}\n\n"  # a comment, as below: clients skip it
 
     def queued(self, place: int) -> str:
@@ -339,7 +339,7 @@ class AnswerWriter(ABC, Generic[Part, End]):
         return f": reading {progress.n_read} of {progress.n_tokens} tokens\n\n"
 
     def failed(self, error: ApiError) -> str:
-        """The end of a stream that failed."""
+        """Return the end of a stream that failed."""
         return self.errors.failed(error)
 
 
@@ -373,7 +373,7 @@ class WholeWriter(AnswerWriter[Any, End]):
     """Writes an answer that comes as a whole."""
 
     def __init__(self, write: Callable[[End], Any]) -> None:
-        """Send what `write` makes of the end, as JSON."""
+        """Send what `write` makes of the result, as JSON."""
         self._write = write
 
     def whole(self, ends: Sequence[End], /) -> str:
@@ -448,7 +448,7 @@ def with_warnings(answer: Response, warnings: Sequence[str]) -> Response:
 
 
 def client_of(request: Request, user: str | None) -> str:
-    """Return who takes a turn in the queue: the user, else the API key, else the address."""
+    """Return the identity that takes turns in the queue: the user, else the API key, else the address."""
     if user:
         return f"user {user}"
     if key := request.headers.get("authorization") or request.headers.get("x-api-key"):

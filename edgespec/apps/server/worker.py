@@ -58,13 +58,12 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
     def run(
         self, tokens: Sequence[int], options: Options, *, client: str, follows: bool = False
     ) -> Start[Token, Result]:
-        """A function that begins a generation in the turn of `client`: its tokens, then its Result.
+        """Return a function that begins a generation in the turn of `client`: its tokens, then its Result.
 
-        The tokens of a step come together. Before them come its places in the queue, if it must wait, and how
-        far its prompt is read, if that takes several passes.
-        To leave ends the generation after the pass under way or takes it out of the queue. `follows`: it
-        takes the place of an earlier text of the same request, and is not refused for a full queue. Beginning
-        raises QueueFull and ShuttingDown.
+        The tokens of a step come together. Before them come its places in the queue, if it must wait, and the
+        progress of reading its prompt, if that takes several passes. Leaving ends the generation after the
+        current pass, or removes it from the queue. `follows`: it takes the place of an earlier text of the
+        same request, and a full queue does not refuse it. Beginning raises QueueFull and ShuttingDown.
         """
         # C ints: while it waits, they are compared before each pass with what the cache holds.
         request = partial(QueuedGeneration, client, tokens=as_ints(tokens), options=options)
@@ -83,7 +82,7 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
             self._end(request, error)
 
     def _step(self) -> None:
-        """Make a pass for all requests that run; hand their tokens over and end those that must end."""
+        """Run a pass for all requests under way; send their tokens, and end those that must end."""
         for request in [*self._running]:
             if request.cancelled:
                 self._end(request)
@@ -102,7 +101,7 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
             self._hand_over(request, error)
 
     def _hand_over(self, request: QueuedGeneration, error: Exception | None) -> None:
-        """Give a request's new tokens to its reader, and end it if nothing follows or the pass failed."""
+        """Send a request's new tokens to its reader, and end it if it is complete or its pass failed."""
         assert request.stream  # noqa: S101 - for the type checker: a request without one has ended
         try:
             request.hand_over(request.stream.made())
@@ -119,7 +118,7 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
             self._end(request)
 
     def _end(self, request: QueuedGeneration, error: BaseException | None = None) -> None:
-        """Take `request` out of those that run, and tell its reader how it ended."""
+        """Remove `request` from those under way, and notify its reader of its end."""
         if request.stream:
             with contextlib.suppress(Exception):
                 request.stream.close()

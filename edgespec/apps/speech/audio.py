@@ -3,8 +3,8 @@
     WAV, raw samples from a pipe                 here
     flac, mp3, m4a, ogg, the sound of films      PyAV, which the extra `edgespec[audio]` brings
 
-A file that is cut off, and samples that are no numbers, do not end the work: the readable samples are returned,
-and a message says what was wrong.
+A file that is cut off, and samples that are no numbers, do not end the work: the readable samples
+are returned, and a message says what was wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNKNOWN = (0, 0x7FFFF000, 0xFFFFFFFF)  # lengths that programs write who cannot
 
 
 class WavError(Exception):
-    """The file is no WAV that can be read here; `str(error)` says why."""
+    """The file is no readable WAV file; `str(error)` says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class WavFormat:
 
 
 def read_format(file: BinaryIO) -> WavFormat:
-    """Read from byte 12 up to the first sample; return the form of what follows. Raises WavError."""
+    """Read a WAV file from byte 12 up to its first sample; return the samples' form. Raises WavError."""
     found: WavFormat | None = None
     while len(chunk := _read(file, 8)) == 8:
         name, length = chunk[:4], struct.unpack("<I", chunk[4:])[0]
@@ -101,7 +101,7 @@ def _parse_format(data: bytes) -> WavFormat:
 def read_blocks(file: BinaryIO, form: WavFormat, start: bytes = b"") -> Iterator[Floats]:
     """Yield the samples as they come, the mean of the channels, in [-1, 1], shape (n,).
 
-    `start`: bytes of them that were read before.
+    `start`: the first bytes of the samples, if they were read before.
     """
     left, data = form.n_bytes, start
     while True:
@@ -118,7 +118,7 @@ def read_blocks(file: BinaryIO, form: WavFormat, start: bytes = b"") -> Iterator
 
 
 def decode_samples(data: bytes, form: WavFormat) -> Floats:
-    """Return samples of all channels as floats in [-1, 1]; `data` holds whole ones."""
+    """Return samples of all channels as floats in [-1, 1]; `data` ends with a whole sample."""
     if form.is_float:
         return np.frombuffer(data, f"<f{form.n_bits // 8}").astype(np.float32)
     if form.n_bits == 8:  # the only ones without a sign
@@ -132,7 +132,7 @@ def decode_samples(data: bytes, form: WavFormat) -> Floats:
 
 
 def _read(file: BinaryIO, n: int) -> bytes:
-    """Read `n` bytes, fewer only at the end; a pipe gives them in pieces."""
+    """Read `n` bytes, fewer only at the end of the file; a pipe delivers them in pieces."""
     parts = []
     while n > 0 and (part := file.read(min(n, _BLOCK))):
         parts.append(part)
@@ -158,7 +158,7 @@ def import_av(name: str) -> Any:  # noqa: ANN401 - a library that may be missing
 
 
 def silence(n: int) -> Iterator[Floats]:
-    """Yield `n` samples of silence, a minute at once."""
+    """Yield `n` samples of silence, at most a minute at a time."""
     for start in range(0, n, 60 * SAMPLE_RATE):
         yield np.zeros(min(n - start, 60 * SAMPLE_RATE), np.float32)
 
@@ -194,9 +194,9 @@ class SoundReader:
     _end_s: float = field(default=0.0, init=False)  # of what PyAV decoded
 
     def read(self, file: BinaryIO, *, raw: WavFormat | None = None) -> Floats:
-        """Return all samples, shape (n,). Raises EdgespecError if there is no sound that can be read.
+        """Return all samples, shape (n,). Raises EdgespecError if there is no readable sound.
 
-        `raw`: the form of samples without a header; None if the file has to say what it is.
+        `raw`: the form of samples without a header; None: the file has a header.
         """
         blocks, n = [], 0
         for block in self.blocks(file, raw=raw):
@@ -228,7 +228,7 @@ class SoundReader:
             self.on_message(f"{self.name}: {self._n_bad:,} samples are no numbers; taken as silence")
 
     def check_only_track(self) -> None:
-        """Raise UsageError for another track than the first, of samples that have no tracks."""
+        """Raise UsageError for a track other than the first: raw and WAV files have only one."""
         if self.track not in (None, 1):
             raise UsageError(f"{self.name} has 1", field="track", value=self.track)
 
@@ -266,7 +266,7 @@ class SoundReader:
             yield np.clip(np.where(good, block, np.float32(0.0)), -1.0, 1.0)
 
     def _decoded(self, file: BinaryIO, start: bytes) -> Iterator[Floats]:
-        """Yield what PyAV makes of a file of any other form: of the first track that is not silent."""
+        """Yield the samples of any other file, read by PyAV: of the first track that is not silent."""
         av = import_av(self.name)
         if not file.seekable():  # containers need to look back
             file = io.BytesIO(start + file.read())
@@ -290,7 +290,7 @@ class SoundReader:
                 return
 
     def _of_track(self, av: Any, file: BinaryIO, number: int) -> Iterator[tuple[int, Floats]]:  # noqa: ANN401
-        """Yield the number of tracks, and a block of samples of one of them, which count from 1."""
+        """Yield the number of tracks with each block of samples of track `number`, counted from 1."""
         file.seek(0)
         self._end_s = expected_s = 0.0
         try:
@@ -321,7 +321,7 @@ class SoundReader:
             self._warn_cut(self._end_s, expected_s)
 
     def _frames(self, av: Any, container: Any, stream: Any) -> Iterator[Any]:  # noqa: ANN401
-        """Yield what can be decoded; damaged packets are left out, and a line names the first of them."""
+        """Yield the decodable frames; damaged packets are left out, and a message names the first of them."""
         is_told = False
         for packet in container.demux(stream):
             try:
@@ -376,7 +376,7 @@ def read_audio(
 
 
 def check_audio(source: str, *, track: int | None = None) -> None:
-    """Raise what `read_audio` raises for a path or "-", as far as the first samples tell; no pipe is read."""
+    """Raise what `read_audio` would for a path or "-", after its first samples at most; no pipe is read."""
     if source == STDIN:
         file, reader = _stdin(), SoundReader("standard input", track=track)
         reader.check_only_track()
@@ -415,7 +415,7 @@ def stream_audio(file: BinaryIO, *, on_message: MessageFn = silent) -> Iterator[
 
 
 def resampled(blocks: Iterable[Floats], rate: int) -> Iterator[Floats]:
-    """Yield blocks of one channel at `rate` samples a second with 16,000 instead; all are numbers."""
+    """Yield blocks of one channel, resampled from `rate` to 16,000 samples a second; all are finite."""
     if rate == SAMPLE_RATE:
         yield from blocks
         return

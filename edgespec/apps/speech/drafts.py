@@ -1,7 +1,7 @@
 """Drafts for a Whisper model: a smaller one, and earlier text. The text stays the target's.
 
-a smaller model      through the scheduler that all drafts have, in another vocabulary if need be. It has to
-encode each window first, which costs as much as many tokens
+a smaller model      through the same pace as other drafts, with another vocabulary if need be. It has to
+                     encode each window first, which costs as much as many tokens
 of the same encoder  a decoder over the target's encoder (distil-whisper): encoding is free
 earlier text         the suffix store: refrains, and while somebody speaks the hypothesis a second ago
 """
@@ -46,14 +46,14 @@ _HEARD_BYTES = 34 / 32  # of a number of the keys and values that a decoder list
 
 
 def _pass_bytes(model: SpeechModel) -> int:
-    """Return the bytes that a pass of the decoder reads: its weights, and what it listens to."""
+    """Return the bytes that a pass of the decoder reads: its weights, and keys and values of the sound."""
     weights = sum(one.bytes for one in read_gguf(model.path).tensors if one.name.startswith("decoder."))
     dims = model.model.dims
     return int(weights + 2 * dims.n_text_layer * dims.n_audio_ctx * dims.n_text_state * _HEARD_BYTES)
 
 
 def _last_encoder_layer(path: Path) -> dict[str, bytes]:
-    """Return its weights: they differ between any two encoders that were trained."""
+    """Return the weights of the last encoder layer, which differ between any two trained encoders."""
     gguf = read_gguf(path)
     last = f"encoder.blocks.{int(gguf.number('whisper.encoder.block_count')) - 1}."
     found = {}
@@ -94,7 +94,7 @@ class SpeechAcceptance(AcceptanceTables):
     _begun = False
 
     def begin(self) -> None:
-        """Start on a window: what was learned in those before holds."""
+        """Start on a window; what was learned in earlier ones still holds."""
         if not self._begun:
             super().begin()
             self._right = _REPEATS * self._expected
@@ -185,9 +185,9 @@ class ModelDrafts:
         self.transcript_store.expect(tokens)
 
     def decoded(self, tokens: Sequence[int], n_prompt: int, drafter: Drafter | None, seconds: float) -> None:
-        """Learn what a token took, and a pass where nothing was drafted.
+        """Learn the time of a token, and the time of a pass if nothing was drafted.
 
-        A decoding made `tokens`, of which `n_prompt` are the prompt, in so many seconds.
+        `tokens`: the prompt, of `n_prompt` tokens, and what was decoded after it in `seconds`.
         """
         n = len(tokens) - n_prompt
         if n < _FEWEST:

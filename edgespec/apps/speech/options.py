@@ -181,6 +181,6 @@ class SpeechOptions:
             raise UsageError("needs timestamps", field="words")
 
     def rule(self, temperature: float) -> Rule:
-        """Return the rule that accepts drafts: by blocks only where nothing has to be repeatable."""
+        """Return the rule that accepts drafts: "block" only where nothing has to be repeatable."""
         is_asked_for = self.temperatures == (temperature,)
         return "block" if temperature > 0 and is_asked_for and self.seed is None else "match"

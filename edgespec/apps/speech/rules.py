@@ -45,7 +45,7 @@ class RuleTokens:
 
 
 class TimestampState:
-    """A position in the rules that depend only on tokens; a Matcher of `Constraint`."""
+    """A position in the rules that depend only on tokens; a `Matcher` of the loop's `Constraint`."""
 
     def __init__(self, tokens: RuleTokens) -> None:
         """Begin before the first token of a window."""
@@ -55,7 +55,7 @@ class TimestampState:
 
     @property
     def state(self) -> State:
-        """The place after the tokens so far, which decides about the next one."""
+        """The state after the tokens so far, on which the next one depends."""
         written, first = self._written, self._tokens.first_timestamp
         if not written:
             return "first", 0
@@ -114,7 +114,7 @@ class TimestampState:
         return []
 
     def after(self, token: int) -> TimestampState:
-        """Return the position after `token` too; this one stays."""
+        """Return a new position after `token`; this one is unchanged."""
         position = TimestampState(self._tokens)
         position._written, position._lasts = [*self._written], [*self._lasts]
         position.consume(token)
@@ -222,7 +222,7 @@ def check_language(tokenizer: WhisperTokenizer, options: SpeechOptions) -> None:
 
 
 def check_english(options: SpeechOptions) -> None:
-    """Raise UsageError for another language or task than a model has that knows only English."""
+    """Raise UsageError for a language or task that an English-only model lacks."""
     if options.language not in (None, "en"):
         raise UsageError(_ENGLISH, field="language", value=options.language)
     if options.task == "translate":

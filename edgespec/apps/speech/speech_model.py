@@ -22,14 +22,14 @@ _PREFIX, _SHORT = "whisper-", {"large": "whisper-large-v3", "turbo": "whisper-la
 
 
 def speech_ref(ref: str) -> str:
-    """Return a reference to a Whisper model with OpenAI's short names, such as small, as the registry's."""
+    """Return the reference to a Whisper model, with OpenAI's short names, such as small, expanded."""
     entries = load_registry().entries
     named = _SHORT.get(ref, _PREFIX + ref)
     return named if ref not in entries and named in entries and not expand_user(ref).exists() else ref
 
 
 def is_english(ref: str) -> bool:
-    """Whether `ref` is a name of the registry whose model knows only English, here or not."""
+    """Whether `ref` is the registry's name of an English-only model, pulled or not."""
     return speech_ref(ref) in load_registry().entries and ref.endswith(".en")
 
 
@@ -59,7 +59,7 @@ def check_speech_ref(ref: str) -> None:
 def speech_model(ref: str) -> Path:
     """Return the GGUF file of the Whisper model that `ref` means, pulled if need be; see `resolve`.
 
-    Raises UsageError for a Whisper model of another program, which is to be converted first, and as
+    Raises UsageError for a Whisper model of another program, which must be converted first, and as
     `resolve`; EdgespecError for any other file.
     """
     ref = speech_ref(ref)
@@ -71,7 +71,7 @@ def speech_model(ref: str) -> Path:
 
 
 def speech_facts(path: Path) -> dict[str, object]:
-    """Return the facts of a Whisper model. Raises EdgespecError for one that is not whole."""
+    """Return the facts of a Whisper model. Raises EdgespecError for an incomplete one."""
     from edgespec.apps.speech.tokenizer import WhisperTokenizer
     from edgespec.apps.speech.weights.convert import SIZE_KEYS
 
@@ -92,7 +92,7 @@ def speech_facts(path: Path) -> dict[str, object]:
 
 
 def pull_speech(model: str, draft: str) -> None:
-    """Pull a Whisper model and its draft (a name, "auto" or "none") that are not here."""
+    """Pull a Whisper model and its draft (a name, "auto" or "none") if they are missing."""
     from edgespec.cli.progress import pull_named
 
     names = [model] if draft in ("auto", "none") else [model, draft]

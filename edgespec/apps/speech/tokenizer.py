@@ -147,7 +147,7 @@ class WhisperTokenizer:
         return b"".join(map(self.piece, tokens)).decode(errors="replace")
 
     def split_to_words(self, tokens: Sequence[int], language: str) -> tuple[list[str], list[list[int]]]:
-        """Return the words of tokens, and the tokens of each word, as OpenAI's timestamps of words have them.
+        """Return the words of tokens, and the tokens of each word, as OpenAI's word timestamps split them.
 
         Words begin with a space; a sign of punctuation alone and special tokens are words too. In languages
         without spaces each whole character is a word.

@@ -1,7 +1,7 @@
 """A recording's text, window by window: `Transcriber(model, tokenizer, options).transcribe(samples)`.
 
 A window is 30 seconds of sound. The first begins where the sound does, each later one where the last complete
-segment ended; the text before a window stands before its own. As openai-whisper's transcribe.py.
+segment ended; the prompt of a window is the text before it. openai-whisper's transcribe.py does the same.
 
 For live speech there is a hypothesis every second, and final text whenever a window is full. A
 hypothesis is the text of the sound since the last final segment, decoded again from the start each time, so
@@ -115,7 +115,7 @@ class Transcription:
         speech: Sequence[Span] | None = None,
         on_progress: ProgressFn | None = None,
     ) -> None:
-        """Prepare to hear `samples`; nothing is computed yet."""
+        """Prepare to transcribe `samples`; nothing is computed yet."""
         self._model, self._tokenizer = transcriber.model, transcriber.tokenizer
         self._options = transcriber.options
         self._drafts = transcriber.drafts
@@ -166,7 +166,7 @@ class Transcription:
     def silent_frames(self, sound: Samples) -> int:
         """Return how many frames at the beginning of a window's `sound` are skipped, of 10 ms each.
 
-        All, if it is silent; else a silence that is longer than the latest first timestamp, because the text
+        All, if it is silent; else only a silence longer than the latest first timestamp, because the text
         after it would get too early a time.
         """
         latest_s = self._options.max_initial_timestamp
@@ -176,7 +176,7 @@ class Transcription:
         return 0 if latest_s is None or lead_s <= latest_s else round((lead_s - _LEAD_S) / FRAME_S)
 
     def window(self, sound: Samples, seek: int, n_frames: int) -> tuple[list[Segment], int]:
-        """Return the segments of one window, which are final, and how many of its frames are done with.
+        """Return the final segments of one window, and how many of its frames they cover.
 
         `sound`: the spectrogram of 30 s, of which `n_frames` are the recording's, from its frame `seek` on.
         """
@@ -224,7 +224,7 @@ class Transcription:
     def _encoded(
         self, sound: Samples, n_frames: int
     ) -> Iterator[tuple[EncodedAudio, DecoderCache, list[int], ModelDrafts | None]]:
-        """Encode a window; yield it, the decoder's cache over it, how its text begins, and what drafts."""
+        """Encode a window; yield the encoding, the decoder's cache, the text's first tokens, the drafts."""
         options, transcript, drafts = self._options, self.transcript, self._drafts
         with ExitStack() as stack:
             started = time.perf_counter()
@@ -333,7 +333,7 @@ class WindowText:
 
     @property
     def compression_ratio(self) -> float:
-        """Bytes of the text over those that zlib makes of it: high for text that repeats itself."""
+        """Bytes of the text over its bytes compressed by zlib: high for text that repeats itself."""
         data = self.text.encode()
         return len(data) / len(zlib.compress(data))
 
@@ -373,7 +373,7 @@ class WindowDecoder:
     def __init__(
         self, tokenizer: WhisperTokenizer, options: SpeechOptions, *, n_ctx: int, stats: SpeechStats
     ) -> None:
-        """Decode with at most `n_ctx` tokens of prompt and text, and count into `stats`."""
+        """Decode with at most `n_ctx` tokens of prompt and text; add counts to `stats`."""
         self._tokenizer = tokenizer
         self._options = options
         self._n_ctx = n_ctx
@@ -501,9 +501,9 @@ def open_transcriber(
     n_threads: int | None = None,
     kernels: bool = True,
 ) -> Iterator[Transcriber]:
-    """Load `model` and what drafts for it; free both at the end of the block.
+    """Load `model` and its draft; free both at the end of the block.
 
-    `draft`: a smaller Whisper model, which drafts together with earlier text; "auto" for only that text; "none".
+    `draft`: a smaller Whisper model, which drafts beside earlier text; "auto": only that text; or "none".
     Raises UsageError or EdgespecError for files that are no Whisper models.
     """
     with ExitStack() as stack:
@@ -526,14 +526,14 @@ _LEAST_S = 0.4  # of sound for a hypothesis
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """The text that is not final yet, and the time of sound that it reaches to."""
+    """The text that is not final yet, and the time in the sound up to which it goes."""
 
     text: str
     end_s: float
 
 
 class SoundQueue:
-    """Blocks of sound that a thread of its own reads, so that none is lost while the model works."""
+    """Blocks of sound, read on a separate thread, so that none is lost while the model works."""
 
     def __init__(self, blocks: Iterator[Samples]) -> None:
         """Begin to read `blocks`."""
@@ -552,9 +552,9 @@ class SoundQueue:
         self._queue.put(None)
 
     def get(self, n: int) -> list[Samples]:
-        """Return all blocks that have come, with at least `n` samples; fewer at the end.
+        """Wait for at least `n` samples; return all blocks so far. Fewer come only at the end.
 
-        Raises what reading raised.
+        Raises what the reading thread raised.
         """
         found, n_found = list[Samples](), 0
         while not self.ended and (n_found < n or not self._queue.empty()):
@@ -575,7 +575,7 @@ class LiveTranscription:
     def __init__(
         self, transcriber: Transcriber, blocks: Iterator[Samples], *, every_s: float = _EVERY_S
     ) -> None:
-        """Hear `blocks` of samples (16 kHz); a hypothesis is made after each `every_s` seconds of sound."""
+        """Transcribe `blocks` of samples (16 kHz); a hypothesis follows every `every_s` seconds of sound."""
         self._transcription = Transcription(transcriber, np.empty(0, np.float32))
         self._n_mels = transcriber.model.dims.n_mels
         self._sound = SoundQueue(blocks)
@@ -596,7 +596,7 @@ class LiveTranscription:
         self.stopped = True
 
     def events(self) -> Generator[Segment | Hypothesis]:
-        """Yield hypotheses as the sound comes, and segments that are final."""
+        """Yield hypotheses and final segments as the sound comes."""
         stats = self.transcript.stats
         n_window = N_FRAMES * HOP
         while not (self.stopped or self._sound.ended):

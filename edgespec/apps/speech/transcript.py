@@ -1,4 +1,4 @@
-"""The outcome of a transcription: segments and words with their times, and what it took."""
+"""The outcome of a transcription: segments and words with their times, and statistics."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Transcript:
 
 
 def as_object(segment: Segment, *, words: bool) -> dict[str, Any]:
-    """Return a segment as JSON has it, under OpenAI's names."""
+    """Return a segment as an object for JSON, with OpenAI's names."""
     found: dict[str, Any] = {
         "id": segment.id,
         "seek": round(100 * segment.seek_s),
@@ -207,7 +207,7 @@ def one_line(text: str) -> str:
 
 
 def clock(seconds: float, form: TranscriptFormat) -> str:
-    """Return a time as subtitles have it: 00:01:02,345 in SubRip, 00:01:02.345 in WebVTT."""
+    """Return a time in the form of subtitles: 00:01:02,345 in SubRip, 00:01:02.345 in WebVTT."""
     ms = max(0, round(1000 * seconds))
     rest, ms = divmod(ms, 1000)
     minutes, whole_s = divmod(rest, 60)
@@ -216,7 +216,7 @@ def clock(seconds: float, form: TranscriptFormat) -> str:
 
 
 def transcript_object(transcript: Transcript, *, words: bool = False) -> dict[str, Any]:
-    """Return the transcript as JSON has it: OpenAI's `verbose_json` without the task."""
+    """Return the transcript as an object for JSON: OpenAI's `verbose_json` without the task."""
     return {
         "text": transcript.text,
         "language": transcript.language,
@@ -226,7 +226,7 @@ def transcript_object(transcript: Transcript, *, words: bool = False) -> dict[st
 
 
 def remarks(transcript: Transcript) -> list[str]:
-    """Return in a line each why there is no text, which text is uncertain, and what was left out."""
+    """Return lines: why there is no text, which text is uncertain, and what was left out."""
     length = f"{transcript.stats.transcribed_s:.1f} s"
     found = []
     if transcript.silent and transcript.complete:

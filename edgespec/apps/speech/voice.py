@@ -1,7 +1,7 @@
-"""Voice activity: where somebody speaks, the sound of those places joined, and their times in the recording.
+"""Voice activity: where somebody speaks, the joined sound of those spans, and their times in the recording.
 
 The detector is WebRTC's (the extra `edgespec[vad]`): 85 kB, 10 us for 30 ms of sound. Silero's finds speech
-in noise better, but its packages bring an onnxruntime, or a ggml whose name is that of the one here.
+in noise better, but its packages bring an onnxruntime, or a second ggml of the same name.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SpokenParts:
     """The spoken parts of a recording with short pauses between them, and when each of them was."""
 
     def __init__(self, samples: Floats, spans: Sequence[Span]) -> None:
-        """Join the `spans` of `samples`; a model hears by the pauses that something else begins."""
+        """Join the `spans` of `samples` with pauses, which show the model that something else begins."""
         pause = np.zeros(round(_PAUSE_S * SAMPLE_RATE), np.float32)
         parts = [part for start, end in spans for part in (samples[start:end], pause)]
         self.samples: Floats = np.concatenate(parts[:-1]) if parts else samples[:0]
@@ -89,7 +89,7 @@ class SpokenParts:
         self._starts_s = np.cumsum(whole) - whole  # in the joined sound
 
     def start_s(self, joined_s: float) -> float:
-        """Return when something begins in the recording that begins at `joined_s` of the joined sound."""
+        """Return the time in the recording, in seconds, of a beginning at `joined_s` in the joined sound."""
         if not len(self._starts_s):
             return joined_s
         part = self._part(joined_s + _NEAR_S)
@@ -99,7 +99,7 @@ class SpokenParts:
         return float(self._begins_s[part]) + within
 
     def end_s(self, joined_s: float) -> float:
-        """Return when something ends in the recording that ends at `joined_s` of the joined sound."""
+        """Return the time in the recording, in seconds, of an end at `joined_s` in the joined sound."""
         if not len(self._starts_s):
             return joined_s
         part = self._part(joined_s - _NEAR_S)

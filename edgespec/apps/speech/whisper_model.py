@@ -1,7 +1,7 @@
 """Whisper's encoder and decoder on ggml: the Python side of `csrc/`.
 
     WhisperModel.open(path)
-      -> encode(mel)      -> EncodedAudio    one window of sound, as every decoder layer hears it
+      -> encode(mel)      -> EncodedAudio    one window of sound, as every decoder layer attends to it
       -> cache(audio, n)  -> DecoderCache    the KV cache of n sequences that share it
 
 A token's logits are the same bits whatever shares its pass, on any number of threads, where edgespec's
@@ -99,7 +99,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 def whisper_library() -> SimpleNamespace:
     """Return the functions of the library beside the C core, without `es_whisper_` before their names.
 
-    Raises EdgespecError if it is not there, or no such library.
+    Raises EdgespecError if it is missing or not this library.
     """
     backend.clear_log()  # llama.cpp's libraries are loaded: the graphs call the ggml among them
     path, found = Path(_core.__file__).with_name("edgespec_whisper.so"), SimpleNamespace()
@@ -117,7 +117,7 @@ def whisper_library() -> SimpleNamespace:
 
 
 class Reason:
-    """Room for the line in which the library says why it failed."""
+    """Buffer for the line in which the library says why it failed."""
 
     def __init__(self) -> None:
         self._buffer = ctypes.create_string_buffer(_REASON_BYTES)
@@ -129,14 +129,14 @@ class Reason:
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    """Return where a contiguous array's numbers lie."""
+    """Return the address of a contiguous array's data."""
     if not array.flags.c_contiguous:
         raise ValueError("the array is not contiguous")
     return int(array.ctypes.data)
 
 
 def ids(tokens: object) -> npt.NDArray[np.int32]:
-    """Return tokens as the library takes them. Raises ValueError for numbers that are no 32-bit ids."""
+    """Return tokens as an int32 array. Raises ValueError for numbers that are no 32-bit ids."""
     wide = np.asarray(tokens, np.int64)
     if wide.ndim != 1 or (wide.size and (wide.min() < -1 or wide.max() > _MOST_ID)):
         raise ValueError("token ids and parents are 32-bit numbers in one row")
@@ -196,7 +196,7 @@ class EncodedAudio(_Held):
 
 
 class DecoderCache(_Held):
-    """The KV cache of some sequences (beams) that listen to one window and share passes."""
+    """The KV cache of some sequences (beams) that attend to one window and share passes."""
 
     def __init__(self, audio: EncodedAudio, n_sequences: int) -> None:
         """For `WhisperModel.cache` only."""
@@ -245,7 +245,7 @@ class DecoderCache(_Held):
         return n
 
     def rewind(self, sequence: int, n_keep: int) -> None:
-        """Take back all but the first `n_keep` tokens of the sequence. Raises ValueError if it has fewer."""
+        """Remove all but the first `n_keep` tokens of the sequence. Raises ValueError if it has fewer."""
         if self._library.rewind(self.handle, sequence, n_keep):
             raise ValueError(f"cannot keep {n_keep} tokens of sequence {sequence}")
 
@@ -260,10 +260,10 @@ class DecoderCache(_Held):
             raise ValueError(f"no such sequences: {list(sources)} of {self.n_sequences}")
 
     def cross_attention(self, tokens: Sequence[int], n_logits: int = 0) -> tuple[Floats, Floats]:
-        """Return where the alignment heads listen, and logits, of one pass over `tokens` from position 0.
+        """Return the alignment heads' attention, and logits, of one pass over `tokens` from position 0.
 
-        It leaves the cache as it is. Softmaxed weights, shape (n_alignment_heads,
-        n_tokens, n_audio_ctx); the logits of the last `n_logits` tokens. Raises ValueError for
+        The cache is unchanged. Attention: softmaxed weights, shape (n_alignment_heads, n_tokens,
+        n_audio_ctx); logits: of the last `n_logits` tokens. Raises ValueError for
         invalid tokens.
         """
         wanted, dims = ids(tokens), self._dims
@@ -358,7 +358,7 @@ class WhisperModel(Closing):
         return EncodedAudio(self, handle, self.library.audio_free)
 
     def cache(self, audio: EncodedAudio, n_sequences: int = 1) -> DecoderCache:
-        """Return an empty cache for sequences that listen to `audio`, a window of this model."""
+        """Return an empty cache for sequences that attend to `audio`, a window of this model."""
         if audio.model is not self:
             raise ValueError("the window belongs to another model: use cross_from")
         return DecoderCache(audio, n_sequences)
@@ -387,7 +387,7 @@ class SpeechModel(Closing):
 
 
 class SpeechVocabulary:
-    """A Whisper tokenizer as the loop and drafts of another vocabulary ask for it: a TokenVocabulary.
+    """A Whisper tokenizer in the form that the loop and drafts of another vocabulary need: a TokenVocabulary.
 
     Timestamps have a name and no text; languages and tasks have neither, so that a draft that knows none
     reads none.
@@ -453,8 +453,8 @@ class SpeechSession:
     ) -> None:
         """Continue sequence 0 of `cache`, up to `n_ctx` tokens.
 
-        `noted`: the position whose logits are kept when they are computed, in `noted_row`: that of
-        <|startoftranscript|>, where the model says whether anyone speaks.
+        `noted`: the position whose logits are stored in `noted_row` when they are computed: that of
+        <|startoftranscript|>, where the model shows whether anyone speaks.
         """
         self.cache = self
         self.model = traits
@@ -475,7 +475,7 @@ class SpeechSession:
 
     @property
     def tokens(self) -> list[int]:
-        """Nothing: what an earlier window had read is of no use."""
+        """Nothing: tokens of an earlier window cannot be reused."""
         return []
 
     def forward(self, parts: Sequence[SequenceTokens]) -> list[ForwardResult]:

@@ -68,7 +68,7 @@ class BeamSearch:
         self._sampler = SamplingParams(temperature=0.0).sampler(rules.tokens.n_vocab, 0)
 
     def run(self, row: Rows, n_prompt: int) -> Decoded:
-        """Return the best text after a prompt of `n_prompt` tokens, which `row` of logits follows."""
+        """Return the best text after a prompt of `n_prompt` tokens; `row`: the logits after it."""
         end = self._rules.tokens.end
         beams = [Beam([], 0.0, TimestampState(self._rules.tokens))]
         rows: Sequence[Rows] = [row]
@@ -93,14 +93,14 @@ class BeamSearch:
         return Decoded(tokens, self._finished[best] / (len(tokens) + 1), ended, longest, self._n_passes)
 
     def _score(self, text: tuple[int, ...]) -> float:
-        """Return how good a finished text is: its logprob by its length, without the end."""
+        """Return the score of a finished text: its logprob over its length, without the end token."""
         n = len(text) - 1
         length = n if self._penalty is None else ((5 + n) / 6) ** self._penalty
         logprob = self._finished[text]
         return logprob / length if length else -math.inf
 
     def _next(self, beams: Sequence[Beam], rows: Sequence[Rows]) -> tuple[list[Beam], list[int]]:
-        """Return the best continuations, and which beam each comes from; keep those that end."""
+        """Return the best continuations, and which beam each comes from; store those that are finished."""
         candidates: list[tuple[float, int, int]] = []  # logprob, beam, token
         for i, (beam, row) in enumerate(zip(beams, rows, strict=True)):
             self._rules.forbid(row, beam.position)
@@ -179,7 +179,7 @@ def split_window(tokens: Sequence[int], *, first_timestamp: int, n_frames: int) 
 
 
 def _piece(start: int, end: int, tokens: Sequence[int], n_frames: int) -> Piece:
-    """Return a piece that ends with the sound at the latest; without length it stays so."""
+    """Return a piece cut to the end of the sound; one without length stays so."""
     if start < end:
         end = min(end, n_frames)
         start = min(start, max(0, end - _FRAMES_PER_STEP))

@@ -141,7 +141,7 @@ def test_a_node_dies_another_joins_and_no_line_is_lost_or_changed(
     told = (tmp_path / "said").read_text()
     assert "raylet" not in told  # Ray's own words
     assert told.count("is ready: ") == 3
-    assert "lost its worker; requests given out again: " in told
+    assert "lost its worker; requests reassigned: " in told
     assert results.read_text().count("\n") == N_LINES
     assert texts(file) == texts(alone) * (N_LINES // 4)
 

@@ -46,7 +46,7 @@ class BatchDisplay(WorkDisplay):
     """Requests done and tokens a second: a bar in a terminal, elsewhere a line for each tenth, on stderr."""
 
     def __init__(self, results: PipedResults, n_requests: int) -> None:
-        """Show how `results` grow to `n_requests`."""
+        """Show the progress of `results` towards `n_requests`."""
         super().__init__()
         self._results, self._n_requests = results, n_requests
         self._tenths = results.n_done * 10 // n_requests
@@ -279,7 +279,7 @@ class _BatchRun:
     def answer(
         self, names: ChosenModels, loading: BatchLoading, defaults: PromptDefaults, meter: Meter
     ) -> None:
-        """Load the models and answer what has no result yet, or until Ctrl-C."""
+        """Load the models and answer the requests without a result, until the last or Ctrl-C."""
         from edgespec.apps.batch.local import LocalWriter
         from edgespec.apps.server.request_reader import Service
         from edgespec.platform.processes import SignalPipe
@@ -312,7 +312,7 @@ class _BatchRun:
     def answer_on_cluster(
         self, address: str, names: ChosenModels, loading: BatchLoading, defaults: PromptDefaults
     ) -> None:
-        """Have the cluster at `address` answer what has no result yet. Raises EdgespecError."""
+        """Have the cluster at `address` answer the requests without a result. Raises EdgespecError."""
         from edgespec.apps.batch.ray_cluster import NodeSettings, RayWriter
         from edgespec.llama.chat_template import template_text
 
@@ -333,7 +333,7 @@ class _BatchRun:
             self._write(writer)
 
     def _write(self, writer: LocalWriter | RayWriter) -> None:
-        """Have `writer` answer what has no result yet, or until Ctrl-C."""
+        """Have `writer` answer the requests without a result, until the last or Ctrl-C."""
         began = time.monotonic()
         try:
             with BatchDisplay(self._results, self._input.n_requests) as display:

@@ -30,7 +30,7 @@ _MOST_ROWS = 12
 
 @option_group()
 class CalibrationGoal:
-    """The prompts that the target answers, the loss that a cascade may have, how long its target writes."""
+    """The prompts, the loss that a cascade may have, and how long a woken target writes."""
 
     suite: SuiteChoice
     n_predict: TokensOption = 128

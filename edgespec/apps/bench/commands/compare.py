@@ -253,9 +253,9 @@ def _print_made(targets: Iterable[ModelFile]) -> None:
 def find_models(
     targets: Sequence[str], drafts: Sequence[str], types: Sequence[str]
 ) -> tuple[dict[str, ModelFile], dict[str, ModelFile | None], dict[str, ModelFile]]:
-    """Return targets, drafts (None: a word, not a model) and what targets were made from, by name.
+    """Return targets, drafts (None: a word, not a model) and the sources of quantized targets, by name.
 
-    Pulls what is missing, and makes the quantizations that are. Raises UsageError and EdgespecError.
+    Pulls missing models, and makes missing quantizations. Raises UsageError and EdgespecError.
     """
     from edgespec.apps.bench.compare import WORDS
     from edgespec.apps.bench.quantizations import ModelFile, model_file
@@ -297,7 +297,7 @@ def _targets(names: Sequence[str], types: Sequence[str]) -> list[ModelFile]:
 
 
 def _distinct(files: Iterable[ModelFile]) -> dict[str, ModelFile]:
-    """Return the files by name, one of each content; a line tells of the others. Raises UsageError."""
+    """Return the files by name, one of each content; a message names the others. Raises UsageError."""
     found: dict[str, ModelFile] = {}
     with err.status("hashing the models"):
         for file in _by_name(files).values():

@@ -32,9 +32,9 @@ def energy_command(
     assume_watts: WattsOption = None,
     json: JsonOption = False,
 ) -> int:
-    """Report what tells this machine's joules, and how to make it readable; measure the idle power.
+    """Report what measures this machine's joules, and how to make it readable; measure the idle power.
 
-    Do not use the machine meanwhile. The exit code is 0 also where no source is available.
+    Do not use the machine meanwhile. The exit code is 0 even if no source is available.
     """
     with EnergyMeter.choose(ROOT, assume_watts, on_message=message) as meter:
         watts, warning = meter.idle_w, ""

@@ -69,7 +69,7 @@ def _clear(kept: StoredDataset, *, everything: bool) -> None:
 
 
 def name_drafts() -> None:
-    """Name the drafts that were trained on what is deleted now."""
+    """Print the drafts that were trained on the data being deleted."""
     for draft in draft_records(on_message=message):
         if draft.uses_own_texts:
             out.print(

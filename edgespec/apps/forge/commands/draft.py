@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class StageDisplay(WorkDisplay):
-    """A bar of the stage under way; elsewhere than in a terminal a line for each tenth that has figures."""
+    """The progress of the current stage: a bar in a terminal, elsewhere a line for each tenth."""
 
     def show_stage(self, step: StageProgress) -> None:
-        """Show how far a stage is."""
+        """Show the progress of a stage."""
         if step.stage != self._last:
             self._next_line = LINE_EVERY
         self.show(step.stage, step.share, 1.0, f": {step.detail}" if step.detail else "")
@@ -338,9 +338,9 @@ def eval_command(
     compute: ThreadsAndKernels,
     json: JsonOption = False,
 ) -> None:
-    """Judge a draft again: tokens a second with it, with the target's other draft, and with neither.
+    """Evaluate a draft again: tokens a second with it, with the target's other draft, and with neither.
 
-    What is measured for the target that it was made for replaces what its record says.
+    Measurements with its own target replace those in its record.
     """
     from edgespec.apps.bench.suites import evenly, load_suite
     from edgespec.apps.forge.evaluation import evaluate_draft
@@ -413,7 +413,7 @@ def print_made(made: MakeResult) -> None:
 
 
 def made_document(made: MakeResult) -> dict[str, Any]:
-    """Return all that came of it, raw runs too, as JSON has it."""
+    """Return the outcome as a JSON object, raw runs included."""
     trained = {
         "n_tokens": made.trained.n_tokens,
         "hours": made.trained.elapsed_s / 3600,

@@ -86,7 +86,7 @@ def _rows(x: Array) -> Array:
 
 
 def _transposed(x: Array) -> Array:
-    """Transpose x so that XLA does not fold that into the next product.
+    """Transpose x in a way that XLA does not fold into the next product.
 
     XLA's products over the first dimensions of both factors run at a third of the speed.
     """
@@ -247,7 +247,7 @@ class HeadFamily:
         n_ff: int | None = None,
         sample: Iterable[TrainingText] = (),
     ) -> None:
-        """Prepare a head that can say `token_ids`, ascending; `sample`: texts to fit a new head to.
+        """Prepare a head that drafts the tokens `token_ids`, ascending; `sample`: texts to fit a new head to.
 
         `n_ff`: width of its feed-forward layer; None: twice n_embd.
         """

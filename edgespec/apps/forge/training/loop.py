@@ -195,7 +195,7 @@ class TrainingSettings:
 
 @dataclass(slots=True)
 class TrainingResult:
-    """How far a training is, as its checkpoints have it; at its end, with its best parameters."""
+    """The progress of a training, as its checkpoints store it; at its end, with its best parameters."""
 
     place: EpochPosition = field(default_factory=EpochPosition)
     n_texts: int = 0
@@ -230,7 +230,7 @@ class Training:
         folder: Path,
         context: StageContext,
     ) -> None:
-        """Prepare; `context` will be told of each step. Raises EdgespecError for too few texts."""
+        """Prepare; `context` is notified of each step. Raises EdgespecError for too few texts."""
         texts = list(dataset.texts(held_out=False))
         judged = dataset.texts(held_out=True)
         held_out = [text for text in judged if text.temperature == 0.0 or text.source != BUILT_IN]
@@ -348,7 +348,7 @@ def best_params(folder: Path, like: Params) -> Params:
 
 
 def _typed(x: jax.typing.ArrayLike) -> jax.Array:
-    """Return an array whose type stays: after a step none is weak, and other types are compiled anew."""
+    """Return an array with a strong type, as arrays have after a step: a weak type would compile it again."""
     return jnp.asarray(x, jnp.result_type(x))
 
 
@@ -415,7 +415,7 @@ def load_checkpoint(
 
 
 def write_arrays(path: Path, tree: Tree, facts: Mapping[str, Any]) -> None:
-    """Write arrays and facts as one file, and make its folder. Raises EdgespecError."""
+    """Write arrays and facts as one file, creating its folder. Raises EdgespecError."""
     named: dict[str, Any] = {f"a{name}": np.asarray(leaf) for name, leaf in _named(tree)}
     named["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
     try:

@@ -39,7 +39,7 @@ def node_command(
 ) -> int:
     """Hold layers of models for other machines, until Ctrl-C: `edgespec run --rpc HOST:PORT`.
 
-    It is llama.cpp's RPC server, for one client at a time. Clients come by an ssh tunnel
+    It is llama.cpp's RPC server, for one client at a time. Clients connect through an ssh tunnel
     (docs/many-machines.md).
     """
     from edgespec.llama import rpc

@@ -251,7 +251,7 @@ class SpeechServing:
         str,
         typer.Option(
             metavar="NAME|auto|none",
-            help="Model that drafts for it; auto: only earlier text drafts; none: nothing.",
+            help="Model that drafts for it; auto: earlier text drafts; none: nothing.",
             autocompletion=complete_model,
         ),
     ] = "auto"
@@ -325,7 +325,7 @@ def _check_options(models: ModelFirst, options: ServerOptions) -> None:
 
 
 def _idle_options(loading: SharedModels) -> list[str]:
-    """Return the options that were given and do nothing for a model that embeds or ranks."""
+    """Return the given options that have no effect on a model that embeds or ranks."""
     used = ("--embeddings", "--pooling", "--ctx", "--threads", "--kernels")
     return [name for name in (word.partition("=")[0] for word in as_words(loading)) if name not in used]
 
@@ -358,7 +358,7 @@ def _read_key(file: Path | None) -> str | None:
 def _listening(
     options: ServerOptions, run_key: str | None = None
 ) -> Iterator[tuple[socket.socket, GateLimits]]:
-    """Take the address, and yield it with the requests that are accepted there.
+    """Bind the address; yield the socket with the limits of the requests accepted there.
 
     Raises UsageError if other machines could ask without a key and the user did not allow it.
     """
@@ -443,7 +443,7 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
 
 @dataclass
 class _Served:
-    """A model that is loaded: what answers, and what is said when it does."""
+    """A loaded model: the application, its workers, and what is printed when it is ready."""
 
     app: FastAPI
     workers: list[Working]
@@ -511,7 +511,7 @@ def _load_vectors(
 def _load(
     stack: ExitStack, models: ServedModels, options: ServerOptions, meter: Meter, metrics: Metrics
 ) -> _Served:
-    """Pull what is not here, and load a pair, a Whisper model, or both."""
+    """Pull what is missing, and load a pair, a Whisper model, or both."""
     from edgespec.apps.server.api import create_app, create_speech_app
     from edgespec.apps.server.request_reader import Service
 
@@ -600,7 +600,7 @@ def _load_speech(
     names: list[str],
     metrics: Metrics,
 ) -> SpeechService:
-    """Load the Whisper model; `names`: answers use the first instead, and the others are accepted, too."""
+    """Load the Whisper model; `names` replace its own: answers use the first, requests may use any."""
     from edgespec.apps.server.audio_routes import SpeechService, SpeechWorker
     from edgespec.apps.server.names import plain_name
     from edgespec.apps.speech.speech_model import speech_ref
@@ -651,7 +651,7 @@ _LARGEST_BODY = 1024
 
 
 def _own_options(table: PresetModel, options: ServerOptions, where: str) -> ServerOptions:
-    """Return the options of a model's own server: a table's stand before those of the command line.
+    """Return the options of a model's own server: those of its table override those of the command line.
 
     Raises UsageError for those that contradict each other.
     """
@@ -738,7 +738,7 @@ def _serve_several(models: ServedModels, options: ServerOptions) -> int:
 
 
 def _tables(models: ServedModels, speech: SpeechServing) -> tuple[dict[str, PresetModel], str]:
-    """Return the models by name, and where they were named. Raises UsageError."""
+    """Return the models by name, and where each was named. Raises UsageError."""
     from edgespec.apps.server.names import NamedModel, ServedNames, plain_name
     from edgespec.apps.speech.speech_model import speech_ref
 

@@ -1,7 +1,7 @@
 """The page at `/`: chat with the served model. Plain files that load nothing from elsewhere.
 
 The markdown of an answer becomes a tree, from which the page makes elements; no HTML is made on the way. A
-node is text that the source has as it is shown, or a dictionary whose `kind` is one that markdown.js draws.
+node is text shown as in the source, or a dictionary of a `kind` that markdown.js draws.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def add_page(app: Starlette) -> None:
 
 
 async def _answer_markdown(request: Request) -> Response:
-    """Answer with the blocks of a text; ?open says that more is to come."""
+    """Answer with the blocks of a text; ?open: more is to come."""
     source = (await request.body()).decode(errors="replace")
     return JSONResponse(await run_in_threadpool(_timed_blocks, source, "open" in request.query_params))
 
@@ -250,7 +250,7 @@ def _last_text(tree: SyntaxTreeNode) -> SyntaxTreeNode | None:
 
 
 def _task_box(children: list[Node]) -> str | None:
-    """Take the mark of a task from the words that an item of a list begins with; return it as a box."""
+    """Remove a task's mark from the words at the beginning of a list item; return it as a box."""
     first = children[0] if children else ""
     words = first["children"] if isinstance(first, dict) and first["kind"] == "paragraph" else children
     found = _TASK.match(words[0]) if words and isinstance(words[0], str) else None

@@ -1,7 +1,7 @@
 """The application in front of several models: it finds the model of a request and passes it on.
 
-What a request must have is checked by the model's own server. Here only the name is read, from the body of
-JSON, the form of a recording, the path or the query; without one it is the first model that the path is for.
+The model's own server checks requests. Only the name is read here, from the JSON body, the form of a
+recording, the path or the query; without a name the first model that suits the path is meant.
 
 The file of `edgespec serve --models` has a table for each model, whose keys are options of `edgespec serve`:
 
@@ -115,7 +115,7 @@ class _PresetDocument(_WithKeepAlive, frozen=True, forbid_unknown_fields=True, k
 
 
 def read_preset(file: Path, groups: Iterable[type]) -> dict[str, PresetModel]:
-    """Return the models of a file, by name; `groups`: the options that they may have.
+    """Return the models in a file, by name; `groups`: the options that they may set.
 
     Raises UsageError, one line with file, table and key.
     """
@@ -354,7 +354,7 @@ class Router:
         return JSONResponse({"models": [one.spec.listed for one in self._models if one.spec.listed]})
 
     async def list_loaded(self, _request: Request) -> Response:
-        """The models of these that are loaded, and until when."""
+        """Those of the models that are loaded, and until when."""
         found = []
         for model in self._models:
             if model.process and model.spec.listed:
@@ -376,7 +376,7 @@ class _Reply:
         self._scope, self._send, self._model = scope, send, model
 
     async def keep_alive(self) -> None:
-        """Begin the stream if the model is not loaded after some seconds, and say so until it is."""
+        """Begin the stream if loading takes some seconds, and send comments until it is done."""
         while True:
             await asyncio.sleep(_ALIVE_S)
             if self._model.process:
@@ -403,7 +403,7 @@ class _Reply:
         await self._part(events.rest, more=False)
 
     async def fail(self, error: ApiError) -> None:
-        """Send the reason why there is no answer, or no more of it."""
+        """Send the reason why the answer is missing or broken off."""
         response = error.response(self._scope)
         self._scope["state"][FORWARDED] = False
         await self._whole(response.status_code, response.raw_headers, bytes(response.body))

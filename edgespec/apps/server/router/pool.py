@@ -1,9 +1,9 @@
-"""Which models are loaded: on demand, one after the other, the least recently used leave for another.
+"""Loads models on demand, one after the other; the least recently used are unloaded to make room.
 
     unloaded -> loading -> loaded -> leaving -> unloaded
 
 A request counts as a user of its model while it waits for it and while it is answered. A model with users is
-not unloaded: when it must leave for another, requests that come later wait until that other is loaded.
+not unloaded: when it must make room for another, later requests wait until the other is loaded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NotLoaded(Exception):  # noqa: N818 - what happened
 
 
 class ModelProcess:
-    """A model's own `edgespec serve`. It dies with this process, whatever ends that."""
+    """A model's own `edgespec serve`. It dies with this process, however that ends."""
 
     def __init__(self, process: Process, socket: Path, log: MessageFn) -> None:
         # One connection for each request: that of a dead process is no longer there.
@@ -61,7 +61,7 @@ class ModelProcess:
     async def start(cls, socket: Path, options: Sequence[str], log: MessageFn) -> ModelProcess:
         """Start it and wait until it serves on `socket`; `log` gets each line of its log.
 
-        Raises NotLoaded. Call it on the main thread, as whose child it lives.
+        Raises NotLoaded. Call it on the main thread: the process dies with the thread that starts it.
         """
         # It needs no key: who reaches the socket was let in before.
         environment = {name: value for name, value in os.environ.items() if name != "EDGESPEC_API_KEY"}
@@ -108,7 +108,7 @@ class ModelProcess:
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
     async def end(self, grace_s: float) -> None:
-        """Have it end; kill it if it has not after `grace_s` seconds."""
+        """Ask it to end; kill it if it has not after `grace_s` seconds."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -118,7 +118,7 @@ class ModelProcess:
             await self._process.wait()
 
     def kill(self) -> None:
-        """Kill the process, wherever it is; nothing happens if it has ended."""
+        """Kill the process; do nothing if it has ended."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
@@ -168,7 +168,7 @@ class ModelSpec:
     """The model in Ollama's lists; empty for one that hears."""
 
     def with_facts(self) -> ModelSpec:
-        """Return it with what its files say, which are here; of a damaged one its own server tells."""
+        """Return it with the facts of its files, which are here; its server reports damaged ones."""
         from edgespec.apps.server.ollama_answers import listed
         from edgespec.llama.gguf_header import check_complete_file
         from edgespec.models.footprint import facts_of
@@ -214,7 +214,7 @@ class PooledModel:
 
     @property
     def name(self) -> str:
-        """The name by which requests ask for the model, and which answers give."""
+        """The name of the model in requests and answers."""
         return self.spec.named.name
 
     @property
@@ -253,8 +253,8 @@ class Pool:
     ) -> None:
         """Keep sockets in `folder`, which only this user reaches.
 
-        At most `max_models` are loaded at once, whose files have at most `room` bytes; None: any number. Of
-        each model at most `max_queue` requests wait until it is loaded, each up to `max_seconds`.
+        At most `max_models` are loaded at once, and their files have at most `room` bytes; None: no limit. At
+        most `max_queue` requests wait for a model to be loaded, each up to `max_seconds`.
         """
         self.models = [PooledModel(spec, spec.keep_alive_s) for spec in specs]
         self.stopping = False
@@ -341,7 +341,7 @@ class Pool:
             model.n_waiting -= 1
 
     def _rest(self, model: PooledModel) -> None:
-        """Note the use of `model`; if nobody uses it any more, it is unloaded after its time."""
+        """Note the use of `model`; if nobody uses it any more, start the time after which it is unloaded."""
         model.used = time.monotonic()
         if model.timer:
             model.timer.cancel()
@@ -425,7 +425,7 @@ class Pool:
                 raise ApiError(503, why, param="model", code="out_of_memory", headers=_NO_RETRY)
 
     async def _let_one_leave(self, other: PooledModel) -> bool:
-        """Unload the model that was not used for longest; return False where all that are loaded stay."""
+        """Unload the least recently used model; return False if all loaded ones are pinned."""
         found = [one for one in self.models if one.process and not one.spec.keep]
         if not found:
             return False
@@ -435,7 +435,7 @@ class Pool:
         return True
 
     async def _unload(self, model: PooledModel) -> None:
-        """Have a model leave once its users have been answered; whoever calls has the turn."""
+        """Unload a model once its users have been answered; the caller holds the turn."""
         model.leaving = asyncio.get_running_loop().create_future()
         try:
             while model.n_users:

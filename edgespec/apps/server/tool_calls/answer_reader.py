@@ -124,7 +124,7 @@ _SOON = 200  # characters in which a call is told from text as they come
 
 
 class AnswerReader:
-    """Reads one answer. Text is emitted as soon as it cannot be a part of a call any more, a call as a whole.
+    """Reads one answer. Text is emitted as soon as it cannot be part of a call, a call when it is complete.
 
     Some of the text may be hidden: markers that are control tokens, which the visible text lacks.
     """
@@ -153,7 +153,7 @@ class AnswerReader:
         self._steps = self._read()
 
     def feed(self, text: str, marker: str = "") -> list[ReadPart]:
-        """Add a token's text, and return what is certain now; `marker`: the name of a control token."""
+        """Add a token's text; return the parts now certain. `marker`: the name of a control token."""
         self._text += text
         if marker in self._markers:
             end = self._position + len(self._text)
@@ -176,7 +176,7 @@ class AnswerReader:
         self._parts.append(call)
 
     def _drop(self, n: int, kind: type[PlainText] | None = None) -> None:
-        """Drop `n` characters that are decided; emit those that are shown as text of this `kind`."""
+        """Drop the first `n` characters, which are decided; emit the visible ones as text of this `kind`."""
         start, end = self._visible(0), self._visible(n)
         self._text, self._position = self._text[n:], self._position + n
         while self._hidden and self._hidden[0][1] <= self._position:
@@ -186,7 +186,7 @@ class AnswerReader:
             self._parts.append(kind(start, end))
 
     def _visible(self, n: int) -> int:
-        """Return the place in the visible text of the position after `n` characters."""
+        """Return the position in the visible text after the next `n` characters."""
         position = self._position + n
         hidden = sum(min(end, position) - start for start, end in self._hidden if start < position)
         return position - self._n_hidden - hidden
@@ -206,14 +206,14 @@ class AnswerReader:
             self._emit(ReadCall(next(iter(self._expected.functions)), "", complete=False))
 
     def _more(self, *, may_end: bool = False) -> Steps[None]:
-        """Wait for more text; `may_end`: if there is much already, until it may end a call."""
+        """Wait for more text; `may_end`: if there is much already, until it has what may end a call."""
         n = len(self._text)
         yield
         while may_end and not self._ended and n > _SOON and not _MAY_END.search(self._text, n):
             yield
 
     def _shown(self, literals: Iterable[str] = ()) -> Steps[str]:
-        """Return the text without white space before it, once it is not only the beginning of a literal."""
+        """Return the text without leading white space, once it is more than the beginning of a literal."""
         while True:
             rest = self._text.lstrip()
             is_begun = not rest or any(one.startswith(rest) and one != rest for one in literals)
@@ -316,7 +316,7 @@ class AnswerReader:
 
 
 def _any_of(literals: Iterable[str]) -> str:
-    """Return a pattern of the longest of `literals` that fits; it fits nowhere if there are none."""
+    """Return a pattern that matches the longest of `literals` possible, or nothing if there are none."""
     return "|".join(map(re.escape, sorted(literals, key=len, reverse=True))) or r"(?!)"
 
 

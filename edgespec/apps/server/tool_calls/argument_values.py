@@ -35,7 +35,7 @@ def refuse_constant(constant: str) -> NoReturn:
 
 
 def write_json(value: Any) -> str:  # noqa: ANN401 - JSON, or nearly
-    """Return `value` as JSON text; what JSON has no form for becomes a string."""
+    """Return `value` as JSON text; values that JSON cannot express become strings."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_as_json)
     except (ValueError, TypeError):
@@ -52,7 +52,7 @@ def is_text(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> bool:
 
 
 def kinds(schema: Any, whole: Mapping[str, Any]) -> frozenset[str]:  # noqa: ANN401 - JSON
-    """Return the JSON types that `schema` allows, as far as it says; none if it does not say."""
+    """Return the JSON types that `schema` allows, as far as it names them; empty if it names none."""
     return frozenset(_kinds(schema, whole, 8))
 
 
@@ -88,7 +88,7 @@ def kind_of(value: object) -> str:
 def typed_json(text: str, schema: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
     """Return the JSON text of a value that was written without quotes, by the type that `schema` says.
 
-    A text that is no value of that type stays a string.
+    A text that is not of that type stays a string.
     """
     allowed = kinds(schema, whole)
     if allowed == {"string"}:

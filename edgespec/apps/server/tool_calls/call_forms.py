@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001 - DeepSeek's markers have a wide bar
-"""Forms of calls: found in a template's text of a sample call, or known by the markers of a family.
+"""Forms of calls: derived from a template's text of a sample call, or known from a family's markers.
 
-How a chat template treats tools, calls and thoughts is found by rendering small conversations.
+How a chat template treats tools, calls and thoughts is found out by rendering small conversations.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CallSamples:
 
 @dataclass(frozen=True)
 class CallStyle:
-    """How the template takes earlier calls."""
+    """The form in which the template takes earlier calls."""
 
     content: str | None = ""
     """The content of a message that has only calls."""
@@ -70,7 +70,7 @@ class TemplateTraits:
     """The traits of one template; each is found when it is first asked for."""
 
     def __init__(self, template: ChatTemplate) -> None:
-        """Examine `template`; nothing raises, whatever the template does."""
+        """Examine `template`; no property raises, whatever the template does."""
         self.template = template
 
     @cached_property
@@ -112,7 +112,7 @@ class TemplateTraits:
 
     @cached_property
     def style(self) -> CallStyle:
-        """How earlier calls are given to it, so that their names and arguments appear in the prompt."""
+        """The style in which earlier calls must be given so that names and arguments appear in the prompt."""
         for arguments_are_text in (False, True):
             for content in ("", None):
                 style = CallStyle(content, arguments_are_text)
@@ -139,12 +139,12 @@ class TemplateTraits:
 
     @cached_property
     def prompt_with_tools(self) -> str:
-        """A prompt that offers functions; empty if the template fails at it."""
+        """A prompt that offers functions; empty if the template fails to write it."""
         return next((text for messages in _BEGINNINGS if (text := self._render(messages))), "")
 
     @cached_property
     def _beginning(self) -> Messages:
-        """The conversation before a call: one in which functions are offered, where any is."""
+        """The conversation before a call, with functions offered if the template allows it."""
         offered = (m for m in _BEGINNINGS if FIRST in (self._render(m) or ""))
         return next(offered, _BEGINNINGS[0])
 
@@ -270,7 +270,7 @@ class CallForm:
 
     @property
     def openers(self) -> tuple[str, ...]:
-        """Markers with which a call begins; () if it has none, and is a whole answer."""
+        """Markers with which a call begins; () if it has none: then a call must be the whole answer."""
         found = _JSON_START.search(self.before)
         lead = self.before[: found.start()] if found else self.before
         if self.keyed and self.keyed.quoted:
@@ -319,7 +319,7 @@ def markers_in(text: str) -> list[str]:
 
 
 def form_of(samples: CallSamples) -> CallForm | None:
-    """Return the form of a template's samples; None if they are in none that is known."""
+    """Return the form of a template's samples; None if it is unknown."""
     return _object_form(samples) or _keyed_form(samples)
 
 
@@ -423,7 +423,7 @@ def _listed(open_: str, close: str, *, keys: tuple[str, str] = ("name", "argumen
 def _with_tags(
     open_: str, close: str, name: str, key: str, equals: str, closers: tuple[str, str]
 ) -> CallForm:
-    """Return the form of arguments in tags of their own; `closers`: of an argument and of the function."""
+    """Return the form of arguments in their own tags; `closers`: of an argument and of the function."""
     value_end, function_end = closers
     first, _, none = name.partition("NAME")
     keyed = ArgumentForm(f"{none}{key}", equals, f"{value_end}{key}", value_end, none, quoted=False)
@@ -512,7 +512,7 @@ FAMILIES: tuple[_Family, ...] = (
 
 
 def readable_forms(own: CallForm | None) -> Sequence[CallForm]:
-    """Return the forms to read where the model's own is `own`: all, if it is not known."""
+    """Return the forms to read if the model's own is `own`: all, if that is unknown."""
     if own is None:
         return [HERMES, *(family.form for family in FAMILIES if family.form != HERMES)]
     return [own] if own == HERMES else [own, HERMES]

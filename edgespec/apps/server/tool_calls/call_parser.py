@@ -35,7 +35,7 @@ class ReadCall:
 
 
 class UnfinishedCallError(Exception):
-    """The text ends within what may be a call: `call` is what there is of it, if it has a name."""
+    """The text ends within what may be a call: `call` is the part so far, if it has a name."""
 
     def __init__(self, call: ReadCall | None = None) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class CallParser:
     # ---- objects of JSON ----
 
     def _object(self, text: str, start: int) -> Parsed:
-        """Return the call that an object at `start` is."""
+        """Return the call that the object at `start` expresses."""
         try:
             value, end = _DECODER.raw_decode(text, start)
         except RecursionError:
@@ -138,7 +138,7 @@ class CallParser:
         raise UnfinishedCallError if is_cut else NoCallError
 
     def _arguments(self, text: str, name: str, start: int) -> Parsed:
-        """Return a call whose arguments are the object at `start`; one that is no JSON comes as it is."""
+        """Return a call whose arguments are the object at `start`, unchanged if it is no JSON."""
         try:
             value, end = _DECODER.raw_decode(text, start)
         except RecursionError:
@@ -152,7 +152,7 @@ class CallParser:
     # ---- a name, and what follows ----
 
     def _after_name(self, text: str, name: str, at: int) -> Parsed:
-        """Return the call of `name`, which ends at `at`: an object, tagged values, or none follow."""
+        """Return the call of `name`, which ends at `at`; an object, tagged values or no arguments follow."""
         if self._marked and text.startswith(self._marked.none, at):
             return self._marked_object(text, name, at, self._marked.quote)
         for tagged in self._tagged:
@@ -208,7 +208,7 @@ class CallParser:
 
 
 def _end_of_brackets(text: str, start: int) -> int | None:
-    """Return the position after the bracket that closes the one at `start`; None if it does not come."""
+    """Return the position after the bracket that closes the one at `start`; None if there is none."""
     depth = 0
     for found in _PIECE.finditer(text, start):
         depth += _DEPTHS.get(found[0], 0)
@@ -277,7 +277,7 @@ class _Tagged:
         raise UnfinishedCallError(ReadCall(name, begun, complete=False))
 
     def _written(self, pair: re.Match[str], whole: Mapping[str, Any], *, is_cut: bool = False) -> str:
-        """Return a key and its value as JSON; of a value that is cut off, its beginning if it is a text."""
+        """Return a key and its value as JSON; for a string that is cut off, its beginning."""
         key, value = pair["key"].strip(), pair["value"]
         schema = whole.get("properties", {}).get(key)
         schema = schema if isinstance(schema, Mapping) else {}
@@ -300,7 +300,7 @@ def _is_cut(error: json.JSONDecodeError) -> bool:
 
 
 def call_of(value: Any, functions: Functions) -> ReadCall | None:  # noqa: ANN401 - JSON
-    """Return the call of one of `functions` that a JSON value is; None if it is no call."""
+    """Return the call of one of `functions` that a JSON value expresses; None if it is no call."""
     if not isinstance(value, dict):
         return None
     if isinstance(inner := value.get("function"), dict):

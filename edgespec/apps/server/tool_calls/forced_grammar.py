@@ -1,7 +1,7 @@
 """The grammar of a forced call in a model's own form, in llguidance's Lark.
 
-The texts between names and arguments are those of the model's template; the arguments hold to the functions'
-schemas. Arguments in tags of their own, or as Python writes them, are held to theirs one by one.
+The texts between names and arguments are those of the model's template; the arguments follow the functions'
+schemas. Arguments in their own tags, or as Python writes them, follow theirs one by one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ForcedCalls:
 
 
 def forced_calls(forced: ForcedCalls, find_token: FindToken) -> str:
-    """Return the grammar, whose rule is "start". Raises UsageError for what no grammar can hold."""
+    """Return the grammar, whose rule is "start". Raises UsageError for what no grammar can express."""
     return "\n".join(_Writer(forced, find_token).lines())
 
 
@@ -76,7 +76,7 @@ def after_thought(end: str, find_token: FindToken) -> str:
 def arguments_schema(parameters: Schema | None) -> dict[str, Any]:
     """Return the schema of a function's arguments: an object of the named properties and no others.
 
-    So it is unless the schema says itself what other properties there may be.
+    The schema itself may allow others.
     """
     schema = {**(parameters or {}), "type": "object"}
     target = referenced(schema.get("$ref"), schema)
@@ -269,7 +269,7 @@ def _moved(schema: Any, place: str) -> Any:  # noqa: ANN401 - JSON
 def json_expression(schema: Schema) -> str:
     """Return an expression for the JSON values that `schema` allows, spaced as models space them.
 
-    Raises UsageError, which speaks of tools.
+    Raises UsageError, which mentions tools.
     """
     source = GrammarSource.json_schema(schema, "tools")
     return "%json " + json.dumps(
@@ -298,7 +298,7 @@ _KEPT = 16
 
 
 class CallGrammars:
-    """Makes grammars for one model. They are kept, since conversations send their tools again."""
+    """Makes grammars for one model, and caches them: conversations send their tools again."""
 
     def __init__(self, model: Model) -> None:
         """Make grammars for `model`."""
@@ -306,7 +306,7 @@ class CallGrammars:
         self._kept = lru_cache(maxsize=_KEPT)(self._made)
 
     def of(self, request: ChatRequest, expected: AnswerForm, answer: Grammar | None) -> Grammar | None:
-        """Return the grammar that the answer to `request` is held to; None if it is free. Raises ApiError.
+        """Return the grammar that the answer to `request` is held to; None: none. Raises ApiError.
 
         `expected`: what the answer may consist of; `answer`: what it must match where it is no call.
         """

@@ -68,7 +68,7 @@ _DECODING = "Decoding (defaults and meaning as in openai-whisper)"
 
 @option_group()
 class SpeechInput:
-    """Recordings, and what is said in them."""
+    """Recordings, and the language spoken in them."""
 
     files: Annotated[
         list[str],
@@ -102,7 +102,7 @@ class SpeechInput:
 
 @option_group()
 class SpeechModels:
-    """The model that hears, and the one that drafts."""
+    """The model that transcribes, and the one that drafts."""
 
     model: Annotated[
         str,
@@ -121,7 +121,7 @@ class SpeechModels:
             "--draft",
             "-d",
             metavar="NAME|auto|none",
-            help="Smaller Whisper model that drafts; the text stays the same. auto: only earlier text drafts; "
+            help="Smaller Whisper model that drafts; the text stays the same. auto: earlier text drafts; "
             "none: nothing.",
             rich_help_panel=DRAFTING,
             autocompletion=complete_model,
@@ -199,7 +199,7 @@ class SpeechOutput:
     assume_watts: WattsOption = None
 
     def check(self, files: Sequence[str]) -> None:
-        """Raise UsageError for files that cannot be written, or not side by side."""
+        """Raise UsageError for files that cannot be written, or whose names collide."""
         if self.json and self.format != "txt" and self.output is None:
             raise UsageError(f"--json and --format {self.format} contradict each other: both write to stdout")
         if len(files) > 1 and self.output is None and self.format in ("srt", "vtt"):
@@ -307,7 +307,7 @@ class _Run:
     """Exit code so far."""
 
     def files(self, files: Sequence[str]) -> int:
-        """Hear `files` and return the exit code; one that fails does not end the others."""
+        """Transcribe `files` and return the exit code; one that fails does not stop the others."""
         for file in files:
             try:
                 if not self._transcribe(file):
@@ -320,7 +320,7 @@ class _Run:
         return self.code
 
     def _transcribe(self, file: str) -> bool:
-        """Hear one file, or standard input live; return whether that came to its end."""
+        """Transcribe one file, or standard input live; return whether it was read to its end."""
         from edgespec.apps.speech.audio import stream_audio
         from edgespec.apps.speech.transcriber import LiveTranscription
 
@@ -397,7 +397,7 @@ class _Run:
 
 
 def _follow(transcription: LiveTranscription, writer: SegmentWriter) -> None:
-    """Write the final text of a pipe to its end or Ctrl-C; in a terminal the hypothesis stands below it."""
+    """Write the final text of a pipe until its end or Ctrl-C; a terminal shows the hypothesis below it."""
     from edgespec.apps.speech.transcriber import Hypothesis
 
     with Live(console=err, transient=True, auto_refresh=False) as live:

@@ -220,7 +220,7 @@ def _block(tensors: Variables, ours: str, theirs: str, has_cross: bool) -> Itera
 
 
 def _linear(tensors: Variables, ours: list[str], theirs: str) -> Iterator[tuple[str, SourceTensor]]:
-    """Yield weights and biases of the layers that CTranslate2 holds as one; keys have no bias."""
+    """Yield weights and biases of the layers that CTranslate2 stores as one; keys have no bias."""
     for kind in ("weight", "bias"):
         tensor = _tensor(tensors, f"{theirs}/{kind}")
         rows = tensor.shape[0] if tensor.shape else 0
@@ -525,9 +525,9 @@ def convert_whisper(
 ) -> None:
     """Write the model `source`, a path or what was read there, as a GGUF file with matrices of `type_name`.
 
-    `target` appears complete or not at all. `on_progress` takes tensors done and all; an exception from it
-    ends the work. Raises UsageError for an unknown type or a missing file, EdgespecError for a damaged model
-    and where `target` cannot be written.
+    `target` appears complete or not at all. `on_progress` takes the number of tensors done and the total; an
+    exception from it ends the work. Raises UsageError for an unknown type or a missing file, EdgespecError
+    for a damaged model and where `target` cannot be written.
     """
     check_whisper_type(type_name)
     contents = read_whisper(source) if isinstance(source, Path) else source

@@ -73,7 +73,7 @@ class WhisperContents:
     def own_heads(self) -> tuple[tuple[int, int], ...]:
         """The alignment heads; () if one of them is not in this model.
 
-        Descriptions of distilled models still have those of the model that they were made from.
+        Descriptions of distilled models still list those of the original model.
         """
         sizes = self.sizes
         is_whole = all(
@@ -93,7 +93,7 @@ class BrokenModelError(Exception):
 
 
 def n_ordinary(n_vocab: int) -> int:
-    """Return how many of `n_vocab` tokens are ordinary: as many in new models, which have more languages."""
+    """Return how many of `n_vocab` tokens are ordinary; new models have as many, but more languages."""
     return _MULTILINGUAL - N_SPECIAL if n_vocab >= _MULTILINGUAL else n_vocab - N_SPECIAL
 
 
@@ -245,7 +245,7 @@ def mapped(path: Path) -> Iterator[mmap.mmap]:
 
 @contextmanager
 def blamed(path: Path) -> Iterator[None]:
-    """Turn an error in the file into one line that names the file."""
+    """Turn an error in the block into one line that names the file."""
     try:
         yield
     except BrokenModelError as error:
@@ -321,7 +321,7 @@ def token_bytes(written: str) -> bytes:
 
 
 def written_token(token: bytes) -> bytes:
-    """Return the written form of a token, as GGUF files have it."""
+    """Return the written form of a token in GGUF files."""
     return "".join(_LETTER_OF[byte] for byte in token).encode()
 
 

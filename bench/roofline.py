@@ -37,7 +37,7 @@ from script import Measuring, numbers, parser, require_kernels, spread, start
 TYPES = {
     "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20,
     "q2_K": 10, "q3_K": 11, "q4_K": 12, "q5_K": 13, "q6_K": 14, "iq4_xs": 23,
-    "tq1_0": 34, "tq2_0": 35, "nvfp4": 40,
+    "tq1_0": 34, "tq2_0": 35, "nvfp4": 40, "q1_0": 41, "q2_0": 42,
     "iq1_s": 19, "iq1_m": 29, "iq2_xxs": 16, "iq2_xs": 17, "iq2_s": 22, "iq3_xxs": 18, "iq3_s": 21,
 }  # fmt: skip
 """ggml's numbers of the types that can be packed."""

@@ -70,6 +70,16 @@ inline void decode(Type type, const uint8_t *block, int s, Step &step) {
             v[i] = block[2 + i];
         }
         return;
+    case Q1_0:
+        for (int i = 0; i < 32; i++) {
+            v[i] = block[2 + 4 * s + i / 8] >> i % 8 & 1;
+        }
+        return;
+    case Q2_0:
+        for (int i = 0; i < 32; i++) {
+            v[i] = block[2 + 8 * s + i / 4] >> i % 4 * 2 & 3;
+        }
+        return;
     case NVFP4: // as 16 columns have a scale, so have they bytes
         for (int i = 0; i < 32; i++) {
             const uint8_t both = block[4 + 16 * s + i / 16 * 8 + i % 8];
@@ -150,6 +160,16 @@ inline void encode(Type type, const Step &step, int s, uint8_t *block) {
     case Q8_0:
         for (int i = 0; i < 32; i++) {
             block[2 + i] = v[i];
+        }
+        return;
+    case Q1_0:
+        for (int i = 0; i < 32; i++) {
+            block[2 + 4 * s + i / 8] |= (uint8_t)((v[i] & 1) << i % 8);
+        }
+        return;
+    case Q2_0:
+        for (int i = 0; i < 32; i++) {
+            block[2 + 8 * s + i / 4] |= (uint8_t)((v[i] & 3) << i % 4 * 2);
         }
         return;
     case NVFP4:
@@ -233,6 +253,13 @@ inline void store_row(Type type, const Step &step, int lanes, uint8_t *p) {
         return;
     }
     uint8_t nibbles[16], planes[8] = {0};
+    if (FORMATS[type].step == 4) {
+        for (int i = 0; i < 32; i++) {
+            planes[i % 4] |= (uint8_t)((v[i] & 1) << i / 4);
+        }
+        put4(p, lanes, 0, planes);
+        return;
+    }
     if (FORMATS[type].step == 8) {
         for (int i = 0; i < 32; i++) {
             planes[i / 16 * 4 + i % 4] |= (uint8_t)((v[i] & 3) << i % 16 / 4 * 2);
@@ -284,6 +311,13 @@ inline void load_row(Type type, const uint8_t *p, int lanes, Step &step) {
         return;
     }
     uint8_t nibbles[16], planes[8];
+    if (FORMATS[type].step == 4) {
+        get4(p, lanes, 0, planes);
+        for (int i = 0; i < 32; i++) {
+            v[i] = planes[i % 4] >> i / 4 & 1;
+        }
+        return;
+    }
     if (FORMATS[type].step == 8) {
         get4(p, lanes, 0, planes);
         get4(p, lanes, 1, planes + 4);

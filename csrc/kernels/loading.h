@@ -30,19 +30,20 @@ template <int TYPE> struct Weights {
     static constexpr bool IQ = TYPE == IQ4_XS || IQ1 || IQ2 || TYPE == IQ3_XXS || TYPE == IQ3_S;
     static constexpr bool MINUS_MIN = TYPE == Q2_K || TYPE == Q4_K || TYPE == Q5_K;
     static constexpr bool PLUS_MIN = TYPE == Q4_1 || TYPE == Q5_1;
+    static constexpr bool FEW_BITS = TYPE == Q1_0 || TYPE == Q2_0; // one scale for a packet
     static constexpr bool FP4 = TYPE == MXFP4 || TYPE == NVFP4, IQ4 = TYPE == IQ4_NL || TYPE == IQ4_XS;
     static constexpr bool BYTES = TYPE == Q8_0 || IQ4 || (SIGNED_BYTES && IQ2 && HALVES); // signed where they can be
     // Loaded values stand for value - OFFSET; those of Q3_K are 8 times as large as the weights, so that their offset is
-    // Q6_K's.
+    // Q6_K's; those of Q1_0 and Q2_0 too, as records have 8 times the activations' sums.
     static constexpr int OFFSET = TERNARY                                                      ? 1
-                                  : TYPE == Q4_0                                               ? 8
+                                  : TYPE == Q4_0 || FEW_BITS                                   ? 8
                                   : TYPE == Q5_0 || TYPE == IQ1_S || TYPE == IQ3_S || FP4      ? 16
                                   : TYPE == Q3_K || TYPE == Q6_K || TYPE == IQ1_M || TYPE == IQ3_XXS ? 32
                                   : IQ2 && !BYTES                                              ? 64
                                   : BYTES && !SIGNED_BYTES                                     ? 128
                                                                                                : 0;
     // What scales are to be multiplied with, as values are loaded in other units: exact.
-    static constexpr float UNIT = TYPE == Q3_K || IQ1 || IQ2 ? 0.125f : TYPE == IQ3_XXS ? 0.5f : 1;
+    static constexpr float UNIT = TYPE == Q3_K || IQ1 || IQ2 || FEW_BITS ? 0.125f : TYPE == IQ3_XXS ? 0.5f : 1;
     // Whether sums of products start at OFFSET times minus the sum of the activations. Where not, `pairs` has it.
     static constexpr bool STARTS = OFFSET && (!K_TYPE || HALVES);
     static constexpr int SHIFT = STARTS ? log2_of(OFFSET) - (K_TYPE ? 5 : 3) : 0; // of what records have: see isa.h
@@ -51,7 +52,7 @@ template <int TYPE> struct Weights {
     static constexpr int LARGEST = BYTES                                                         ? 128
                                    : IQ2                                                         ? 107
                                    : TYPE == Q3_K || TYPE == Q6_K || TYPE == IQ1_M || TYPE == IQ3_XXS ? 63
-                                   : FORMAT.step == 20 || FP4 || TYPE == IQ1_S || TYPE == IQ3_S  ? 31
+                                   : FORMAT.step == 20 || FP4 || TYPE == IQ1_S || TYPE == IQ3_S || FEW_BITS ? 31
                                    : TERNARY                                                     ? 2
                                                                                                  : 15;
 
@@ -100,6 +101,29 @@ template <int TYPE> struct Weights {
                 const I both = i_load(p + i * PLANE);
                 v[i] = i_or_and(one, i_shl16<1>(both), twice);
                 v[i + 4] = i_or_and(one, i_shr16<3>(both), twice);
+            }
+            return;
+        }
+        if (TYPE == Q1_0) {
+            const I bits = i_load(p), bit = i_bytes(16);
+            v[0] = i_and(i_shl16<4>(bits), bit);
+            v[1] = i_and(i_shl16<3>(bits), bit);
+            v[2] = i_and(i_shl16<2>(bits), bit);
+            v[3] = i_and(i_shl16<1>(bits), bit);
+            v[4] = i_and(bits, bit);
+            v[5] = i_and(i_shr16<1>(bits), bit);
+            v[6] = i_and(i_shr16<2>(bits), bit);
+            v[7] = i_and(i_shr16<3>(bits), bit);
+            return;
+        }
+        if (TYPE == Q2_0) {
+            const I bits = i_bytes(3 << 3);
+            for (int i = 0; i < 2; i++) {
+                const I four = i_load(p + i * PLANE);
+                v[4 * i] = i_and(i_shl16<3>(four), bits);
+                v[4 * i + 1] = i_and(i_shl16<1>(four), bits);
+                v[4 * i + 2] = i_and(i_shr16<1>(four), bits);
+                v[4 * i + 3] = i_and(i_shr16<3>(four), bits);
             }
             return;
         }
@@ -158,7 +182,7 @@ template <int TYPE> struct Weights {
         if (TYPE == NVFP4) { // 2^-8 from f_e4m3, half as its values are doubled
             return f_mul(f_e4m3(header + LANES * (2 * s + half)), f_set1(128));
         }
-        return f_half(header + 2 * LANES * s);
+        return FEW_BITS ? f_mul(f_half(header), f_set1(UNIT)) : f_half(header + 2 * LANES * s);
     }
     static inline F minimum(const uint8_t *header, int s) { return f_half(header + 2 * LANES * (2 + s)); }
 

@@ -23,7 +23,7 @@ namespace {
     {                                                                                                                 \
         TILES(matmul, Q4_0), TILES(matmul, Q4_1), TILES(matmul, Q5_0),                                                \
             TILES(matmul, Q5_1), TILES(matmul, Q8_0), TILES(matmul, IQ4_NL),                                          \
-            TILES(matmul, MXFP4), TILES(matmul, NVFP4), TILES(matmul, Q2_K),                                          \
+            TILES(matmul, MXFP4), TILES(matmul, NVFP4), TILES(matmul, Q1_0), TILES(matmul, Q2_0), TILES(matmul, Q2_K),                                          \
             TILES(matmul, Q3_K), TILES(matmul, Q4_K), TILES(matmul, Q5_K),                                            \
             TILES(matmul, Q6_K), TILES(matmul, IQ4_XS), TILES(matmul, TQ1_0),                                         \
             TILES(matmul, TQ2_0), TILES(matmul, IQ1_S), TILES(matmul, IQ1_M),                                         \

@@ -57,6 +57,10 @@ inline void store_scales(Type type, const uint8_t *block, int s, int lanes, int 
         }
         return;
     }
+    if (type == Q1_0 || type == Q2_0) {
+        memcpy(header + 2 * r, block, 2);
+        return;
+    }
     if (FORMATS[type].steps == 2) {
         memcpy(header + 2 * (s * n + r), block, 2);
         if (FORMATS[type].header == 8) {
@@ -119,6 +123,10 @@ inline void load_scales(Type type, const uint8_t *header, int s, int lanes, int 
         for (size_t i = 0; i < 4; i++) {
             block[i] = header[i * n + r] == 0x80 ? 0x7F : header[i * n + r];
         }
+        return;
+    }
+    if (type == Q1_0 || type == Q2_0) {
+        memcpy(block, header + 2 * r, 2);
         return;
     }
     if (FORMATS[type].steps == 2) {

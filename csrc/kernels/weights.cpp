@@ -136,7 +136,7 @@ Type find_type(int ggml_type) {
 #define EACH_TYPE(FUNCTION, FLOATS_FUNCTION)                                                                          \
     {                                                                                                                 \
         FUNCTION<Q4_0>, FUNCTION<Q4_1>, FUNCTION<Q5_0>, FUNCTION<Q5_1>, FUNCTION<Q8_0>, FUNCTION<IQ4_NL>,             \
-            FUNCTION<MXFP4>, FUNCTION<NVFP4>, FUNCTION<Q2_K>, FUNCTION<Q3_K>, FUNCTION<Q4_K>, FUNCTION<Q5_K>,         \
+            FUNCTION<MXFP4>, FUNCTION<NVFP4>, FUNCTION<Q1_0>, FUNCTION<Q2_0>, FUNCTION<Q2_K>, FUNCTION<Q3_K>, FUNCTION<Q4_K>, FUNCTION<Q5_K>,         \
             FUNCTION<Q6_K>, FUNCTION<IQ4_XS>, FUNCTION<TQ1_0>, FUNCTION<TQ2_0>, FUNCTION<IQ1_S>, FUNCTION<IQ1_M>,     \
             FUNCTION<IQ2_XXS>, FUNCTION<IQ2_XS>, FUNCTION<IQ2_S>, FUNCTION<IQ3_XXS>, FUNCTION<IQ3_S>,                 \
             FLOATS_FUNCTION<uint16_t>, FLOATS_FUNCTION<uint32_t>                                                      \

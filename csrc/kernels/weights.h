@@ -20,8 +20,8 @@
 // aAbB and cCdD: what 8 columns of two rows have is in one place.
 //
 // Header, each item R times: simple types (2 steps): F16 d of step 0, d of step 1, then m of both if the
-// type has minima; MXFP4: a byte for each step, its exponent; NVFP4: a byte for each 16 columns, E4M3. F16 and BF16
-// (1 step): none. K types (8 steps): F16 d, F16 dmin, 16 bytes of scales: 8 scales and 8 minima of 32 columns (Q4_K,
+// type has minima; MXFP4: a byte for each step, its exponent; NVFP4: a byte for each 16 columns, E4M3. Q1_0 (4 steps)
+// and Q2_0 (2): F16 d. F16 and BF16 (1 step): none. K types (8 steps): F16 d, F16 dmin, 16 bytes of scales: 8 scales and 8 minima of 32 columns (Q4_K,
 // Q5_K), 16 signed scales of 16 columns (Q3_K, Q6_K, dmin unused), or 16 times a scale in the low and a minimum in the
 // high nibble (Q2_K). IQ types (8 steps): F16 d and a byte for the scale of each 32 or 16 columns (IQ1_M, IQ2_XS,
 // IQ2_S), signed in IQ4_XS and else odd. Ternary types (8 steps): F16 d. What the quants of
@@ -35,7 +35,7 @@
 namespace edgespec {
 
 enum Type {
-    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, NVFP4,
+    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, NVFP4, Q1_0, Q2_0,
     Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, TQ1_0, TQ2_0,
     IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S,
     F16, BF16, N_TYPES
@@ -63,6 +63,7 @@ constexpr Format FORMATS[N_TYPES] = {
     {"q5_0", 6, 32, 22, 2, 4, 20, BYTES_32},      {"q5_1", 7, 32, 24, 2, 8, 20, BYTES_32},
     {"q8_0", 8, 32, 34, 2, 4, 32, BYTES_32},      {"iq4_nl", 20, 32, 18, 2, 4, 16, BYTES_32},
     {"mxfp4", 39, 32, 17, 2, 2, 16, BYTES_32},    {"nvfp4", 40, 64, 36, 2, 4, 16, BYTES_32},
+    {"q1_0", 41, 128, 18, 4, 2, 4, BYTES_32},     {"q2_0", 42, 64, 18, 2, 2, 8, BYTES_32},
     {"q2_K", 10, 256, 84, 8, 20, 8, BYTES_256},   {"q3_K", 11, 256, 110, 8, 20, 12, BYTES_256},
     {"q4_K", 12, 256, 144, 8, 20, 16, BYTES_256}, {"q5_K", 13, 256, 176, 8, 20, 20, BYTES_256},
     {"q6_K", 14, 256, 210, 8, 20, 24, BYTES_256}, {"iq4_xs", 23, 256, 136, 8, 10, 16, BYTES_256},

@@ -82,8 +82,8 @@ N_LAYERS = 2  # of a model: what rounding changes grows with more
 _LAYER_TYPES = (
     ("q4_0", "q8_0", "q6_K", "q4_K", "q5_K", "q4_1", "q5_0", "f32"),
     ("f16", "q5_1", "q3_K", "iq4_nl", "mxfp4", "bf16", "q8_0", "f32"),
-    ("q2_K", "tq1_0", "tq2_0", "iq4_xs", "iq1_s", "iq4_xs", "nvfp4", "f32"),
-    ("iq3_s", "iq1_m", "iq2_xs", "iq2_s", "iq2_xxs", "iq3_xxs", "q4_0", "f32"),
+    ("q2_K", "tq1_0", "tq2_0", "iq4_xs", "iq1_s", "q1_0", "nvfp4", "f32"),
+    ("iq3_s", "iq1_m", "iq2_xs", "iq2_s", "iq2_xxs", "iq3_xxs", "q2_0", "f32"),
 )
 
 

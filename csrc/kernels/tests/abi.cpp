@@ -107,6 +107,8 @@ static_assert(FORMATS[edgespec::MXFP4].ggml_type == GGML_TYPE_MXFP4);
 static_assert(FORMATS[edgespec::F16].ggml_type == GGML_TYPE_F16);
 static_assert(FORMATS[edgespec::BF16].ggml_type == GGML_TYPE_BF16);
 static_assert(FORMATS[edgespec::NVFP4].ggml_type == GGML_TYPE_NVFP4);
+static_assert(FORMATS[edgespec::Q1_0].ggml_type == GGML_TYPE_Q1_0);
+static_assert(FORMATS[edgespec::Q2_0].ggml_type == GGML_TYPE_Q2_0);
 static_assert(FORMATS[edgespec::IQ4_XS].ggml_type == GGML_TYPE_IQ4_XS);
 static_assert(FORMATS[edgespec::TQ1_0].ggml_type == GGML_TYPE_TQ1_0);
 static_assert(FORMATS[edgespec::TQ2_0].ggml_type == GGML_TYPE_TQ2_0);

@@ -23,8 +23,10 @@ import numpy.typing as npt
 
 from edgespec import _core
 from edgespec.decoding.choices import NamedDrafter
+from edgespec.decoding.records import Step
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.tree import DraftOutcome, Lowered, Position, Tree, lower
+from edgespec.decoding.session import ForwardResult
+from edgespec.decoding.tree import Position, Tree, lower, paths
 from edgespec.drafting.plugin import Draw, KnownDraws, PluginDrafter, UserDrafter, check_draws, find_drafter
 from edgespec.errors import UsageError, whole_number
 from edgespec.platform.plugins import PluginError
@@ -36,6 +38,7 @@ _PROMPTS: tuple[Text, ...] = ((0, 1), (0, 1, 2, 0, 1, 2, 0, 1))
 """Each but its last token, which the target has written, is what a drafter begins with."""
 _TOLERANCE = 1e-5  # of a probability: the C core computes in float32
 _NO_TOKENS = array("i")
+_NO_ROWS = np.empty((0, 0), np.float32)
 _ROOM = 4  # most tokens of a draft in a long text
 _AFTER_LONG = 3  # most tokens that are compared after it
 _MOST_TEXTS = 10_000
@@ -153,16 +156,17 @@ def _check(length: int, begin: Callable[[int], _Enumeration]) -> int:
 
 
 def outcomes(
-    sampler: _core.Sampler, rows: Row, tree: Lowered, *, block: bool, lenience: float = 1.0
+    sampler: _core.Sampler, rows: Row, tree: Tree, *, block: bool, lenience: float = 1.0
 ) -> Iterator[tuple[int, float, npt.NDArray[np.float64]]]:
     """Yield the outcomes of verifying `tree`: the last accepted node (-1: none), and its probability.
 
     With each comes the distribution of the token after it, (n_vocab,). `rows` are the target's logits, (nodes
     + 1, n_vocab); the slots of `sampler` are filled.
     """
-    for end in range(-1, tree.n_nodes):
+    arrays = lower(tree)
+    for end in range(-1, len(tree)):
         out = np.empty(rows.shape[1], np.float32)
-        chance = sampler.outcome(rows, *tree, _NO_TOKENS, block, end, out, lenience=lenience)
+        chance = sampler.outcome(rows, *arrays, _NO_TOKENS, block, end, out, lenience=lenience)
         yield end, chance, out.astype(np.float64)
 
 
@@ -270,7 +274,7 @@ class _Enumeration:
             yield text, chance
             return
         rows = self._target.logits(text)[None]
-        ((_, _, following),) = outcomes(self._sampler, rows, lower(()), block=False)
+        ((_, _, following),) = outcomes(self._sampler, rows, (), block=False)
         for token, p in enumerate(following):
             yield from self._alone((*text, token), chance * float(p))
 
@@ -321,18 +325,17 @@ class _Enumeration:
         self, drafter: _ScriptedDrafter, text: Text, tree: Tree
     ) -> list[tuple[Text, float, npt.NDArray[np.float64]]]:
         """Return what may come of a draft: the accepted nodes, their probability, and what follows."""
-        lowered = lower(tree)
-        rows = np.stack([self._target.logits((*text, *path)) for path in lowered.paths()])
-        found = outcomes(self._sampler, rows, lowered, block=self._case.block)
-        return [(_path_to(end, lowered), p, following) for end, p, following in found]
+        rows = np.stack([self._target.logits((*text, *path)) for path in paths(tree)])
+        found = outcomes(self._sampler, rows, tree, block=self._case.block)
+        return [(_path_to(end, tree), p, following) for end, p, following in found]
 
     def _step(self, drafter: _ScriptedDrafter, text: Text, tree: Tree, path: Text, token: int) -> _Step:
         kept = (tree[i].token for i in path)
         return _Step(tuple(drafter.drawn), tree, path, (*text, *kept, token))
 
     def _accept(self, drafter: _ScriptedDrafter, text: Text, step: _Step) -> None:
-        emitted = step.text[len(text) :]
-        drafter.accept(step.text, DraftOutcome(step.path, emitted, 1, len(step.tree) + 1, 0.0))
+        made = Step(step.text[len(text) :], len(step.tree), step.path)
+        drafter.accept(step.text, made, ForwardResult(_NO_ROWS, 0.0, len(step.tree) + 1))
 
     def _room(self, text: Text) -> int:
         return min(_ROOM, self._length - len(text) - 1)
@@ -348,7 +351,7 @@ class _Enumeration:
         for step in steps:
             tree = made.propose_by(step.draws, self._room(text), self._position)
             if tree != step.tree:
-                first, second = (_words(lower(one).tokens) for one in (step.tree, tree))
+                first, second = (_words([node.token for node in one]) for one in (step.tree, tree))
                 raise InexactDrafterError(
                     f"{self._drafter} cannot be checked: after the tokens {_words(text)} it proposed "
                     f"{first}, and then {second}; let it keep all in the object, and draw with `sample` alone"
@@ -358,11 +361,11 @@ class _Enumeration:
         return made
 
 
-def _path_to(node: int, tree: Lowered) -> Text:
+def _path_to(node: int, tree: Tree) -> Text:
     path: list[int] = []
     while node >= 0:
         path.append(node)
-        node = tree.parents[node]
+        node = tree[node].parent
     return tuple(reversed(path))
 
 

@@ -57,7 +57,7 @@ from edgespec.decoding.options import Options
 from edgespec.decoding.records import Logprobs, Step, StopReason, Tally
 from edgespec.decoding.sampling import Coins
 from edgespec.decoding.session import Features, Forward, ForwardResult, ModelSession, Rows, TargetFeatures
-from edgespec.decoding.tree import NO_NODES, Drafter, DraftOutcome, Lowered, Position, lower
+from edgespec.decoding.tree import Drafter, Position, Tree, drafted_depth, lower, paths
 from edgespec.errors import EdgespecError, LogitsOf
 from edgespec.platform.metering import Phase
 
@@ -87,7 +87,7 @@ class Verifier:
         self._lenience = lenience
         self._constraint = constraint
 
-    def verify(self, tree: Lowered, rows: Rows) -> tuple[list[int], int, Judged]:
+    def verify(self, tree: Tree, rows: Rows) -> tuple[list[int], int, Judged]:
         """Return the kept nodes, root to leaf, the token that follows them, and the tested nodes.
 
         `rows` are the target's logits, shape (n_nodes + 1, n_vocab). Without nodes a token is sampled.
@@ -97,14 +97,13 @@ class Verifier:
             return path, following, []
         sampler, recent = self._position.sampler, self._position.recent
         if self._constraint:
-            rows = self._constraint.masked(rows, tree.paths())
-        coins = self._position.coins(tree.n_nodes + 1)  # one for each node, the last for the token after
+            rows = self._constraint.masked(rows, paths(tree))
+        coins = self._position.coins(len(tree) + 1)  # one for each node, the last for the token after
         is_block = self._rule == "block"
-        return sampler.verify(rows, *tree, recent(()), coins, is_block, lenience=self._lenience)
+        return sampler.verify(rows, *lower(tree), recent(()), coins, is_block, lenience=self._lenience)
 
-    def _match(self, tree: Lowered, rows: Rows) -> tuple[list[int], int]:
+    def _match(self, tree: Tree, rows: Rows) -> tuple[list[int], int]:
         position = self._position
-        tokens, parents, _ = tree
         path: list[int] = []
         kept: list[int] = []  # their tokens
         node = -1
@@ -113,10 +112,10 @@ class Verifier:
             recent = position.recent(kept)
             row = self._allowed(rows[node + 1], kept)
             token = position.sampler.sample(row, recent, coin, -1)
-            children = [i for i in range(node + 1, len(parents)) if parents[i] == node]
+            children = [i for i in range(node + 1, len(tree)) if tree[i].parent == node]
             if not children:
                 return path, token
-            drafted = [tokens[i] for i in children]
+            drafted = [tree[i].token for i in children]
             found = matching(
                 drafted, token, partial(position.sampler.adjusted, row, recent), lenience=self._lenience
             )
@@ -345,7 +344,7 @@ class Generation(Loop):
         self._part: Forward | None = None  # that it asked for
         self._has_drafter_begun = False
         self._drafting: tuple[Sequence[int], int, Position] | None = None  # where the step has begun
-        self._tree: Lowered | None = None  # of the step, once it is drafted: kept until it is verified
+        self._tree: Tree | None = None  # of the step, once it is drafted: kept until it is verified
         self._step_began = self._drafted = 0.0  # times of the step
         self._is_marked = False  # whether its drafting is worth marks
 
@@ -388,7 +387,7 @@ class Generation(Loop):
     @property
     def n_rest(self) -> int:
         """The same, and what was drafted."""
-        return self.n_pending + (self._tree.n_nodes if self._tree else 0)
+        return self.n_pending + len(self._tree or ())
 
     @property
     def is_reading(self) -> bool:
@@ -424,14 +423,14 @@ class Generation(Loop):
             self.begin()
             if self.is_writing and self._tree is None:
                 self._draft()
-        tree, session = self._tree or NO_NODES, self.session
+        tree, session = self._tree or (), self.session
         stop, n_logits = self._goal
         n_past = session.n_past
         if n_past > stop - n_logits:  # an interrupted pass left tokens whose logits are wanted
             n_past = session.rewind(stop - n_logits)
         n, has_states = stop - n_past, self._features is not None
         wants_states = has_states and self.wants_states
-        if most is not None and most < n + tree.n_nodes:
+        if most is not None and most < n + len(tree):
             n = min(most, n - n_logits)
         if wants_states:  # the library may then compute the logits of all tokens, and has room for few
             n = min(n, session.cache.n_features_max)
@@ -441,13 +440,14 @@ class Generation(Loop):
         if n_past + n < stop:
             self._part = Forward(session, tokens, 0, with_features=wants_states)
             return self._part
+        tokens.extend(node.token for node in tree)
         # Asked for otherwise, states may cost a row of logits for each token of all that share the pass.
         are_left = has_states and (self._leaves_states and n == 1 if self.is_writing else not wants_states)
         self._part = Forward(
             session,
-            tokens + tree.tokens,
-            n_logits + tree.n_nodes,
-            tree.parents if tree.n_nodes else None,
+            tokens,
+            n_logits + len(tree),
+            [node.parent for node in tree] if tree else None,
             with_features=has_states and not are_left,
             with_last_states=are_left,
         )
@@ -482,10 +482,10 @@ class Generation(Loop):
 
     def _draft(self) -> None:
         arguments = self._drafting or self.begin_step()
-        tree = lower(self.drafter.draft(*arguments)) if self.drafter else NO_NODES
+        tree = self.drafter.draft(*arguments) if self.drafter else ()
         self._drafted = time.perf_counter()
         # A mark costs as much as deciding against a draft; but the draft model may have worked for nothing.
-        self._is_marked = tree.n_nodes > 0 or self._drafted - self._step_began > _WORTH_A_MARK_S
+        self._is_marked = bool(tree) or self._drafted - self._step_began > _WORTH_A_MARK_S
         if self._is_marked:
             self.mark("draft")
         self._tree, self._drafting = tree, None
@@ -498,7 +498,7 @@ class Generation(Loop):
         assert part, "ask comes first"  # noqa: S101
         with self._blamed:
             if self.is_writing:
-                return self._end_step(self._tree or NO_NODES, part, result) if part.n_logits else None
+                return self._end_step(self._tree or (), part, result) if part.n_logits else None
             n_past = self.n_prompt_read = self.session.n_past
             if result.features is not None and (part.with_features or part.n_logits):
                 self._store_states(n_past - len(result.features), result.features)
@@ -516,20 +516,20 @@ class Generation(Loop):
         first = None
         self._emit(())
         if not self.is_complete:  # else no token is asked for
-            _, token, _ = self._verifier.verify(NO_NODES, rows)
+            _, token, _ = self._verifier.verify((), rows)
             first = Step((token,), logprobs=self._logprobs(rows, [token]))
             self._emit([token])
         self.mark("prefill")
         self.tally.prefill_s += time.perf_counter() - (self._began or 0.0)
         return first
 
-    def _end_step(self, tree: Lowered, part: Forward, result: ForwardResult) -> Step:
+    def _end_step(self, tree: Tree, part: Forward, result: ForwardResult) -> Step:
         """Verify, emit, learn: docs/how-it-works.md walks through a step."""
-        rows, n, n_past = result.rows, tree.n_nodes, len(self.tokens)
+        rows, n, n_past = result.rows, len(tree), len(self.tokens)
         self.mark("verify")
         verified = time.perf_counter()
         path, following, judged = self._verifier.verify(tree, rows)
-        emitted = [*(tree.tokens[i] for i in path), following]
+        emitted = [*(tree[i].token for i in path), following]
         if path and self._is_eog(emitted[-2]):
             emitted.pop()  # nothing follows an end-of-generation token
         logprobs = self._logprobs([rows[i + 1] for i in (-1, *path)], emitted)
@@ -542,21 +542,23 @@ class Generation(Loop):
             self.mark("rest")
         ready = time.perf_counter()
         self._tree = None
-        if self.drafter:
-            outcome = DraftOutcome(path, emitted, n_pending, result.n_tokens, result.seconds, judged, rows)
-            self.drafter.accept(self.tokens, outcome)
-            if self._is_marked:
-                self.mark("draft")
         step = Step(
             tuple(emitted),
-            n_drafted=n,
-            n_accepted=len(path),
-            depth=tree.depth(path),
-            draft_s=self._drafted - self._step_began + time.perf_counter() - ready,
+            n,
+            path,
+            drafted_depth(tree, path),
+            judged,
+            n_pending,
+            draft_s=self._drafted - self._step_began,
             verify_s=verified - self._drafted,
             rest_s=ready - verified,
             logprobs=logprobs,
         )
+        if self.drafter:
+            self.drafter.accept(self.tokens, step, result)
+            if self._is_marked:
+                self.mark("draft")
+            step.draft_s += time.perf_counter() - ready
         self.tally.add(step)
         return step
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -58,14 +58,20 @@ class Logprobs(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...]
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(msgspec.Struct):
     """What a pass has emitted: after a tree of n_drafted tokens n_accepted + 1, else a token."""
 
     tokens: tuple[int, ...]
     n_drafted: int = 0
-    n_accepted: int = 0
+    path: Sequence[int] = ()
+    """The accepted nodes of the tree, root to leaf."""
     depth: int = 0
     """Positions drafted: the tree's depth, or n_accepted where the accepted path ended with the draft."""
+    judged: Sequence[tuple[int, float, float]] = ()
+    """(node, p, q) of those that were tested, if the rule computes them: nodes below the root and below
+    accepted ones, up to the accepted one among siblings."""
+    n_pending: int = 1
+    """Tokens always in the target's next pass: the last one, and those before it that its cache lacks."""
     draft_s: float = 0.0
     verify_s: float = 0.0
     rest_s: float = 0.0
@@ -73,6 +79,11 @@ class Step(msgspec.Struct, frozen=True):
     """An entry for each of `tokens`, where asked for."""
     alone: bool = False
     """Whether a cascade's small model wrote them."""
+
+    @property
+    def n_accepted(self) -> int:
+        """Tokens of the draft that were accepted."""
+        return len(self.path)
 
     @property
     def origins(self) -> tuple[Origin, ...]:

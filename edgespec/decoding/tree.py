@@ -1,7 +1,7 @@
 """The token tree that a step proposes: a small program that every step compiles and runs once.
 
-Drafters write trees, and passes.py rewrites them. `lower` makes of the last one what the target's pass
-and the verifier read; `dump` draws it:
+Drafters write trees, and passes.py rewrites them; the target's pass reads the last one, and the verifier
+says which of its nodes stay. `dump` draws it:
 
     (the sequence's last token)
     ├╴0 ' return'     sampled     from slot 0
@@ -18,14 +18,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from edgespec import _core
-from edgespec.decoding.session import Rows
+from edgespec.decoding.records import Step
+from edgespec.decoding.session import ForwardResult
 
 Source = Literal["suffix", "argmax", "sampled", "forced"]
 
@@ -52,56 +53,40 @@ class TreeNode(msgspec.Struct, frozen=True):
 Tree = tuple[TreeNode, ...]
 
 
-class Lowered(NamedTuple):
-    """A tree as the target's batch and the verifier read it: an int32 for each node, as in TreeNode."""
-
-    tokens: array[int]
-    parents: array[int]
-    slots: array[int]
-
-    @property
-    def n_nodes(self) -> int:
-        """Return the number of nodes in the pass."""
-        return len(self.tokens)
-
-    def paths(self) -> list[tuple[int, ...]]:
-        """Return the tokens that lead to each of the target's rows: none to the first, then to each node."""
-        paths: list[tuple[int, ...]] = [()]
-        for token, parent in zip(self.tokens, self.parents, strict=True):
-            paths.append((*paths[parent + 1], token))
-        return paths
-
-    def depth(self, path: Sequence[int]) -> int:
-        """Return how many positions were drafted along the accepted `path` of nodes.
-
-        len(path) if no node follows it, so that the draft ended there; else the depth of the tree.
-        """
-        end = path[-1] if path else -1
-        if end not in self.parents[end + 1 :]:
-            return len(path)
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 + (depths[parent] if parent >= 0 else 0))
-        return max(depths)
-
-
-NO_NODES = Lowered(array("i"), array("i"), array("i"))
-
-
 def is_chain(tree: Tree) -> bool:
     """Whether no node has a sibling and each follows the one before it."""
     return [node.parent for node in tree] == list(range(-1, len(tree) - 1))
 
 
-def lower(tree: Tree) -> Lowered:
-    """The arrays of `tree` for the batch and the verifier; `order` has laid it out."""
-    if not tree:
-        return NO_NODES
-    return Lowered(
+def lower(tree: Tree) -> tuple[array[int], array[int], array[int]]:
+    """Return tokens, parents and slots of the nodes as int32, as the C core reads them."""
+    return (
         array("i", [node.token for node in tree]),
         array("i", [node.parent for node in tree]),
         array("i", [node.slot for node in tree]),
     )
+
+
+def paths(tree: Tree) -> list[tuple[int, ...]]:
+    """Return the tokens that lead to each of the target's rows: none to the first, then to each node."""
+    found: list[tuple[int, ...]] = [()]
+    for node in tree:
+        found.append((*found[node.parent + 1], node.token))
+    return found
+
+
+def drafted_depth(tree: Tree, path: Sequence[int]) -> int:
+    """Return how many positions were drafted along the accepted `path` of nodes.
+
+    len(path) if no node follows it, so that the draft ended there; else the depth of the tree.
+    """
+    end = path[-1] if path else -1
+    if all(node.parent != end for node in tree[end + 1 :]):
+        return len(path)
+    depths: list[int] = []
+    for node in tree:
+        depths.append(1 + (depths[node.parent] if node.parent >= 0 else 0))
+    return max(depths)
 
 
 def dump(tree: Tree, piece: Callable[[int], str]) -> str:
@@ -157,26 +142,6 @@ class Position(msgspec.Struct, frozen=True):
     """Return the next n random numbers of the generation, each in [0, 1)."""
 
 
-class DraftOutcome(msgspec.Struct, frozen=True):
-    """The verified part of a draft, and what verifying it took."""
-
-    path: Sequence[int]
-    """The accepted nodes of the tree, root to leaf."""
-    emitted: Sequence[int]
-    """The accepted tokens and the target's own after them."""
-    n_pending: int
-    """Tokens always in the target's next pass: the last one, and those before it that its cache lacks."""
-    n_evaluated: int
-    """Tokens in the target's pass, those of other texts among them."""
-    verify_s: float
-    """The target's pass alone, in seconds."""
-    judged: Sequence[tuple[int, float, float]] = ()
-    """(node, p, q) of those that were tested, if the rule computes them: nodes below the root and below
-    accepted ones, up to the accepted one among siblings."""
-    rows: Rows | None = None
-    """The target's logits after the sequence and after each node, which the target's next pass overwrites."""
-
-
 class Drafter(Protocol):
     """The three verbs of a drafter, called in this order: begin, then draft and accept in turns.
 
@@ -199,8 +164,11 @@ class Drafter(Protocol):
     def draft(self, tokens: Sequence[int], room: int, position: Position) -> Tree:
         """Return a tree of at most `room` nodes, maybe none, to follow `tokens`, in `tree.order`."""
 
-    def accept(self, tokens: Sequence[int], outcome: DraftOutcome) -> None:
-        """Learn what became of the last draft; the sequence now holds `tokens`."""
+    def accept(self, tokens: Sequence[int], made: Step, result: ForwardResult) -> None:
+        """Learn what the step made of the last draft; the sequence now holds `tokens`.
+
+        `result`: the target's, whose rows are the logits after the sequence and after each node.
+        """
 
     def sources(self) -> dict[str, tuple[int, int]]:
         """Return the tokens drafted and accepted so far of each source of drafts."""

@@ -45,8 +45,9 @@ import numpy as np
 from edgespec.decoding.choices import DrafterName, NamedDrafter
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.passes import order
-from edgespec.decoding.session import TokenView
-from edgespec.decoding.tree import DraftOutcome, Position, Tree, TreeNode
+from edgespec.decoding.records import Step
+from edgespec.decoding.session import ForwardResult, TokenView
+from edgespec.decoding.tree import Position, Tree, TreeNode
 from edgespec.drafting.acceptance import AcceptanceTable
 from edgespec.drafting.pace import ANSWER_TOKENS, Pace
 from edgespec.drafting.profile import N_MAX, PassCosts
@@ -318,14 +319,13 @@ class SourcePace:
         self.n_rested += not n
         return n
 
-    def learn(self, outcome: DraftOutcome, n_drafted: int, draft_s: float) -> None:
+    def learn(self, made: Step, result: ForwardResult, draft_s: float) -> None:
         """Learn the time and the tokens of a step, of which drafting took `draft_s`."""
-        n_own = self._n_pending + n_drafted
-        if outcome.n_evaluated <= n_own <= N_MAX:  # else the batcher, which knows what was in it, does
-            self._clock.observe(n_own, self._n_past, outcome.verify_s)
-        self.pace.learn(
-            len(outcome.emitted), draft_s + outcome.verify_s, n_drafted, [(1, 0)] if draft_s else ()
-        )
+        n_own = self._n_pending + made.n_drafted
+        if result.n_tokens <= n_own <= N_MAX:  # else the batcher, which knows what was in it, does
+            self._clock.observe(n_own, self._n_past, result.seconds)
+        passes = [(1, 0)] if draft_s else ()
+        self.pace.learn(len(made.tokens), draft_s + result.seconds, made.n_drafted, passes)
 
     def note(self) -> str:
         """Return a sentence about how often the drafter rested, and why; "" if it never did."""
@@ -439,26 +439,25 @@ class PluginDrafter:
         code = partial(inspect.getattr_static, type(self._made), method)
         return guarded(f"{method} failed", partial(call, self._made), code=code)
 
-    def accept(self, tokens: Sequence[int], outcome: DraftOutcome) -> None:
+    def accept(self, tokens: Sequence[int], made: Step, result: ForwardResult) -> None:
         """Tell the user's code what became of the draft."""
-        n_accepted = len(outcome.path)
         now = self._tokens = TokenView(tokens)
-        self._n_pending = outcome.n_pending
+        self._n_pending = made.n_pending
         self._n_drafted += len(self._tree)
-        self._n_accepted += n_accepted
+        self._n_accepted += made.n_accepted
         if self._room and not self._failed:
             started = time.perf_counter()
             self._n_told = len(now)
             try:
-                self._ask("accept", lambda made: made.accept(now, n_accepted))
+                self._ask("accept", lambda drafter: drafter.accept(now, made.n_accepted))
             except PluginError as error:
                 self._fail(error)
             self._draft_s += time.perf_counter() - started
             if self._pace:
                 self._pace.record.observe(self._draft_s)
-                self._pace.record.learn(self._room, self._tree, outcome.path)
+                self._pace.record.learn(self._room, self._tree, made.path)
         if self._pace:
-            self._pace.learn(outcome, len(self._tree), self._draft_s)
+            self._pace.learn(made, result, self._draft_s)
 
     def sources(self) -> dict[str, tuple[int, int]]:
         """Return the tokens drafted and accepted so far, under the drafter's name."""

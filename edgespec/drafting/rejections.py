@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec._core import Sampler
-from edgespec.decoding.tree import DraftOutcome
+from edgespec.decoding.records import Step
+from edgespec.decoding.session import Rows
 from edgespec.drafting.history import History
 from edgespec.drafting.step import DraftStep
 from edgespec.errors import MessageFn, silent
@@ -81,15 +82,15 @@ class PlacesOfText(msgspec.Struct):
     places: list[int] = msgspec.field(default_factory=list)
     likeliest: list[list[tuple[int, float]]] = msgspec.field(default_factory=list)
 
-    def note(self, step: DraftStep, outcome: DraftOutcome, sampler: Sampler) -> None:
+    def note(self, step: DraftStep, made: Step, rows: Rows, sampler: Sampler) -> None:
         """Note the first token of the trunk that was not emitted, if the head proposed it."""
-        emitted, trunk = outcome.emitted, step.trunk
+        emitted, trunk = made.tokens, step.trunk
         n = step.n_right(emitted)
-        if outcome.rows is None or n >= min(len(emitted), len(trunk)):
+        if n >= min(len(emitted), len(trunk)):
             return
         if trunk[n].source not in {"sampled", "argmax"}:
             return
-        row = outcome.rows[outcome.path[n - 1] + 1 if n else 0]
+        row = rows[made.path[n - 1] + 1 if n else 0]
         self.places.append(step.n_sequence + n)
         self.likeliest.append(sampler.likeliest(row, min(N_LIKELIEST, len(row))))
 

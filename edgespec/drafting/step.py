@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from edgespec.decoding.tree import DraftOutcome, Source, Tree, TreeNode
+from edgespec.decoding.records import Step
+from edgespec.decoding.tree import Source, Tree, TreeNode
 from edgespec.drafting.acceptance import AcceptanceTables
 
 
@@ -104,13 +105,13 @@ class DraftStep(msgspec.Struct):
         return n
 
 
-def learn_step(acceptance: AcceptanceTables, step: DraftStep, outcome: DraftOutcome) -> None:
-    """Count the outcome of `step` in the tables of acceptance.
+def learn_step(acceptance: AcceptanceTables, step: DraftStep, made: Step) -> None:
+    """Count what was `made` of `step` in the tables of acceptance.
 
     The emitted tokens show whether any offer of the suffix store was right, or any other likely token of the
     draft model, also if it was not proposed.
     """
-    emitted, n_right = outcome.emitted, step.n_right(outcome.emitted)
+    emitted, n_right = made.tokens, step.n_right(made.tokens)
     for offer in step.offers:
         at = offer[0].parent + 1 if offer else 0
         if n_right < at:
@@ -123,14 +124,14 @@ def learn_step(acceptance: AcceptanceTables, step: DraftStep, outcome: DraftOutc
     for depth, likeliest in enumerate(step.others[: min(n_right + 1, len(emitted))]):
         for token, bucket in likeliest:
             acceptance.other.learn(depth, bucket, emitted[depth] == token)
-    _learn_tree(acceptance, step.proposed, outcome)
+    _learn_tree(acceptance, step.proposed, made)
 
 
-def _learn_tree(acceptance: AcceptanceTables, tree: Tree, outcome: DraftOutcome) -> None:
+def _learn_tree(acceptance: AcceptanceTables, tree: Tree, made: Step) -> None:
     """Learn from the draft model's tokens that were tested: children of the root and of accepted nodes."""
-    judged = {i: (p, q) for i, p, q in outcome.judged}
+    judged = {i: (p, q) for i, p, q in made.judged}
     at = -1
-    for depth, kept in enumerate([*outcome.path, -1]):
+    for depth, kept in enumerate([*made.path, -1]):
         below = [i for i in range(at + 1, len(tree)) if tree[i].parent == at]
         for i in below:
             node = tree[i]

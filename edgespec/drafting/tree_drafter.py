@@ -27,6 +27,7 @@ import numpy as np
 
 from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.passes import balance, cut, fold, merge, order
+from edgespec.decoding.records import Step
 from edgespec.decoding.session import (
     Forward,
     ForwardResult,
@@ -35,7 +36,7 @@ from edgespec.decoding.session import (
     forward_together,
     is_one_pass,
 )
-from edgespec.decoding.tree import DraftOutcome, Position, Source, Tree, TreeNode
+from edgespec.decoding.tree import Position, Source, Tree, TreeNode
 from edgespec.drafting.acceptance import AcceptanceTables, bucket_of
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import MAX_UNREAD, ModelAction, Pace, SuffixAction
@@ -586,31 +587,30 @@ class TreeDrafter:
             return ()
         return self._suffix_source.tree() if step.offers[0] else ()
 
-    def accept(self, tokens: Sequence[int], outcome: DraftOutcome) -> None:
+    def accept(self, tokens: Sequence[int], made: Step, result: ForwardResult) -> None:
         """Learn the outcome of the draft, and follow the sequence."""
         started = time.perf_counter()
-        step, emitted = self._step, outcome.emitted
+        step = self._step
         with self._guarded():
             if self._model:
-                n_read = step.n_sequence + step.n_right(emitted)
+                n_read = step.n_sequence + step.n_right(made.tokens)
                 self._model.trim(min(len(tokens) - 1, n_read))
         if self._suffix_source:
-            self._suffix_source.extend(emitted)
-        learn_step(self.pace.acceptance, step, outcome)
+            self._suffix_source.extend(made.tokens)
+        learn_step(self.pace.acceptance, step, made)
         if self.rejected is not None and step.trunk:
-            self.rejected.note(step, outcome, self._position.sampler)
+            self.rejected.note(step, made, result.rows, self._position.sampler)
         n_own = self._n_pending + len(step.proposed)
-        if outcome.n_evaluated <= n_own <= N_MAX:  # else the batcher, which knows what was in it, does
-            self._target_clock.observe(n_own, step.n_sequence, outcome.verify_s)
-        self._n_pending = outcome.n_pending
-        accepted = set(outcome.path)
+        if result.n_tokens <= n_own <= N_MAX:  # else the batcher, which knows what was in it, does
+            self._target_clock.observe(n_own, step.n_sequence, result.seconds)
+        self._n_pending = made.n_pending
         for i, node in enumerate(step.proposed):
             n, n_accepted = self._totals.get(node.source, (0, 0))
-            self._totals[node.source] = (n + 1, n_accepted + (i in accepted))
+            self._totals[node.source] = (n + 1, n_accepted + (i in made.path))
         self._n_passes += len(step.passes)
         step.draft_s += time.perf_counter() - started
-        step.n_accepted, step.n_emitted, step.verify_s = len(outcome.path), len(emitted), outcome.verify_s
-        self.pace.learn(len(emitted), step.draft_s + step.verify_s, len(step.proposed), step.passes)
+        step.n_accepted, step.n_emitted, step.verify_s = made.n_accepted, len(made.tokens), result.seconds
+        self.pace.learn(step.n_emitted, step.draft_s + step.verify_s, made.n_drafted, step.passes)
         if self._on_step:
             self._on_step(step)
 

@@ -12,8 +12,6 @@ from msgspec.structs import replace
 
 from edgespec.decoding.generate import Loop
 from edgespec.decoding.records import (
-    Logprobs,
-    Origin,
     PromptProgress,
     Result,
     Stats,
@@ -64,7 +62,7 @@ class Stream:
         self._stop_reason: StopReason = "interrupted"
         self._note = ""
         self._plain_rate: float | None = None
-        self._emitted: deque[tuple[int, Origin, Logprobs | None]] = deque()  # no text yet
+        self._emitted: deque[Token] = deque()  # no text yet
         self._waiting: Token | None = None  # the last token, while text is held back with it
         self._end_token: Token | None = None
         self._loop_ended = False
@@ -174,10 +172,11 @@ class Stream:
             self._ttft_s = time.perf_counter() - self._called
         logprobs = made.logprobs or (None,) * len(made.tokens)
         for token, origin, said in zip(made.tokens, made.origins, logprobs, strict=True):
+            new = Token(token, "", origin, said.logprob, said.top) if said else Token(token, "", origin)
             if not self._is_end(token):
-                self._emitted.append((token, origin, said))
+                self._emitted.append(new)
             elif said:
-                self._end_token = Token(token, "", origin, said.logprob, said.top)
+                self._end_token = new
 
     def end(self, error: BaseException | None = None) -> None:
         """Take note that the loop ended, by itself or because of `error`."""
@@ -193,7 +192,7 @@ class Stream:
             token, self._waiting = self._waiting, None
             return token
         while self._emitted:
-            made = self._write(*self._emitted.popleft())
+            made = self._write(self._emitted.popleft())
             if self._is_last(made) or self._text.stopped:
                 self.confirm()
                 if self.finished:
@@ -216,17 +215,16 @@ class Stream:
             return replace(waiting, text=waiting.text + held) if waiting else None
         return None
 
-    def _write(self, token: int, origin: Origin, said: Logprobs | None) -> Token:
+    def _write(self, token: Token) -> Token:
         started = time.perf_counter()
-        piece = self._model.piece(token)
+        piece = self._model.piece(token.id)
         # A control token, which shows no text, also ends a stop string that has begun.
         text = self._text.feed(piece) if piece or not self._text.holds else self._text.finish()
-        made = Token(token, text, origin, said.logprob, said.top) if said else Token(token, text, origin)
-        self._parts.append(made.text)
-        self._ids.append(token)
-        self._n_alone += origin == "alone"
+        self._parts.append(text)
+        self._ids.append(token.id)
+        self._n_alone += token.origin == "alone"
         self._loop.tally.rest_s += time.perf_counter() - started
-        return made
+        return replace(token, text=text)
 
     def _finish(self) -> str:
         """End it; return the text that was held back."""

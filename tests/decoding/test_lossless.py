@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from array import array
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +18,7 @@ import pytest
 import reference
 from edgespec import _core
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.tree import Lowered
+from edgespec.decoding.tree import TreeNode
 from edgespec.testing import outcomes
 from toy_models import ToyModel, V, chi_square_p_value
 
@@ -109,7 +108,10 @@ class C(Twin):
 
 
 def c_outcomes(sampler, rows, tokens, slots, rule):
-    chain = Lowered(array("i", tokens), array("i", range(-1, len(tokens) - 1)), array("i", slots))
+    chain = tuple(
+        TreeNode(i - 1, token, "sampled", 1.0, int(slot))
+        for i, (token, slot) in enumerate(zip(tokens, slots, strict=True))
+    )
     for end, chance, following in outcomes(sampler, rows, chain, block=rule == "block"):
         yield end + 1, chance, following
 

@@ -8,7 +8,7 @@ from edgespec.decoding.records import Stats, Step, Tally, summarise
 def step(n_drafted, n_accepted, n_tokens=None, depth=None):
     tokens = tuple(range(n_accepted + 1 if n_tokens is None else n_tokens))
     depth = n_drafted if depth is None else depth
-    return Step(tokens, n_drafted, n_accepted, depth, draft_s=0.1, verify_s=0.3, rest_s=0.0)
+    return Step(tokens, n_drafted, range(n_accepted), depth, draft_s=0.1, verify_s=0.3, rest_s=0.0)
 
 
 def stats_of(*steps, n_tokens=10, ttft_s=0.5, total_s=2.5) -> Stats:

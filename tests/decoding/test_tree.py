@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from edgespec.decoding.passes import balance, cut, fold, merge, order
-from edgespec.decoding.tree import TreeNode, dump, is_chain, lower
+from edgespec.decoding.tree import TreeNode, drafted_depth, dump, is_chain, lower, paths
 
 CHANCES = [0.0, 0.125, 0.25, 0.5, 0.75, 1.0]  # products are exact, and equal ones occur
 
@@ -108,29 +108,26 @@ def test_a_chain():
 
 @given(trees())
 def test_lowered_trees_are_arrays_of_int32(tree):
-    tokens, parents, slots = lowered = lower(tree)
-    for array, name in ((tokens, "token"), (parents, "parent"), (slots, "slot")):
+    for array, name in zip(lower(tree), ("token", "parent", "slot"), strict=True):
         assert np.frombuffer(array, np.int32).tolist() == array.tolist()
         assert array.tolist() == [getattr(node, name) for node in tree]
-    assert lowered.tokens is tokens
-    assert lowered.n_nodes == len(tree)
 
 
 @given(trees())
 def test_what_leads_to_each_row_of_the_target(tree):
-    nothing, *paths = lower(tree).paths()
+    nothing, *found = paths(tree)
     assert nothing == ()
-    for node, path in zip(tree, paths, strict=True):
-        above = paths[node.parent] if node.parent >= 0 else ()
+    for node, path in zip(tree, found, strict=True):
+        above = found[node.parent] if node.parent >= 0 else ()
         assert path == (*above, node.token)
 
 
 def test_positions_drafted_beside_the_accepted_path():
     """A path that ends with the draft has its own length, else the tree's depth counts."""
-    lowered = lower(tuple(TreeNode(parent, 7, "suffix", 1.0) for parent in (-1, 0, 1, 0)))
+    tree = tuple(TreeNode(parent, 7, "suffix", 1.0) for parent in (-1, 0, 1, 0))
     depths = {(): 3, (0,): 3, (0, 1): 3, (0, 1, 2): 3, (0, 3): 2}
-    assert {path: lowered.depth(path) for path in depths} == depths
-    assert lower(()).depth(()) == 0
+    assert {path: drafted_depth(tree, path) for path in depths} == depths
+    assert drafted_depth((), ()) == 0
 
 
 def test_a_drawing():
@@ -442,7 +439,6 @@ def test_deep_wide_single_and_empty_trees(name):
     wide = tuple(TreeNode(-1, i, "argmax", 0.5) for i in range(31))
     for tree in (deep, wide, deep[:1], ()):
         assert PASSES[name](tree) is tree
-        assert lower(tree).parents.tolist() == [node.parent for node in tree]
         assert dump(tree, str).count("path 0.50") == len(tree)
 
 

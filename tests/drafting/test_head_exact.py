@@ -188,9 +188,9 @@ def test_what_was_accepted_is_read_with_the_targets_states(clock, name, leaves):
     n_checked = 0
 
     class Checked(TreeDrafter):
-        def accept(self, tokens, outcome):
+        def accept(self, tokens, made, result):
             nonlocal n_checked
-            super().accept(tokens, outcome)
+            super().accept(tokens, made, result)
             first = head.features.first + 1
             for i, (token, state) in enumerate(head._session.inputs[: head.n_past], first):
                 assert (token, state) == (tokens[i], state_of(tokens[:i]))

@@ -21,7 +21,9 @@ from command_line import COMMAND, user_environment
 from edgespec import Engine, SamplingParams, UsageError, testing
 from edgespec.decoding.choices import NamedDrafter
 from edgespec.decoding.generate import Generation
-from edgespec.decoding.tree import DraftOutcome, Position
+from edgespec.decoding.records import Step
+from edgespec.decoding.session import ForwardResult
+from edgespec.decoding.tree import Position
 from edgespec.drafting.pace import Policy
 from edgespec.drafting.plugin import DrafterCosts, PluginDrafter, SourcePace, find_drafter
 from edgespec.drafting.profile import CostCurve, PassCosts
@@ -258,7 +260,9 @@ def test_a_text_goes_on_without_those_that_the_check_refuses(drafter, keeps):
     )
     for i in range(1, 60):
         tree = made.draft((), 3, position)
-        made.accept([0] * i + [int(rng.integers(3))], DraftOutcome((), (0,), 1, 1 + len(tree), 0.0))
+        made.accept(
+            [0] * i + [int(rng.integers(3))], Step((0,), len(tree)), ForwardResult(None, 0.0, 1 + len(tree))
+        )
     assert bool(said) != keeps
     assert all("did not propose it" in line for line in said)
 
@@ -382,7 +386,7 @@ def test_a_failure_is_said_once_and_ends_the_drafts():
     position = Position(sampler, lambda drafted: array("i"), lambda n: [0.5] * n)
     for _ in range(2):
         assert drafter.draft((), 3, position) == ()
-        drafter.accept([0, 1], DraftOutcome((), (1,), 1, 1, 0.0))
+        drafter.accept([0, 1], Step((1,)), ForwardResult(None, 0.0, 1))
     (line,) = said
     assert line.startswith("mine: draft failed: ValueError: proposed 9")
     assert line in drafter.note()

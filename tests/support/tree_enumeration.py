@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -10,7 +9,7 @@ import numpy as np
 
 import reference
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.tree import Lowered
+from edgespec.decoding.tree import TreeNode
 from edgespec.testing import outcomes
 from reference import filtered_probs
 
@@ -193,14 +192,15 @@ def fill_slots(sampler, nodes):
             sampler.without(node.previous, nodes[node.previous].token, i)
         elif node.how != "top":
             sampler.set_probs(i, np.asarray(node.q, np.float32))
-    return array("i", slots)
+    return slots
 
 
 def core(target, nodes, rule, lenience=1.0):
     sampler = target.params.sampler(target.n_vocab, len(nodes), seed=target.seed)
     slots = fill_slots(sampler, nodes)
-    tree = Lowered(
-        array("i", [node.token for node in nodes]), array("i", [node.parent for node in nodes]), slots
+    tree = tuple(
+        TreeNode(node.parent, node.token, "sampled", 1.0, slot)
+        for node, slot in zip(nodes, slots, strict=True)
     )
     rows = np.stack([target.logits(text) for text in texts(nodes)])
     return outcomes(sampler, rows, tree, block=rule == "block", lenience=lenience)

@@ -23,14 +23,14 @@ import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 
 from msgspec.structs import replace
 
 from edgespec.cli.console import INTERRUPTED, message, print_error
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.pull import Puller, PullProgress, StopRequest, pip_reason, run_together
+from edgespec.models.pull import Puller, PullProgress, pip_reason
 from edgespec.models.registry import Entry
 from edgespec.platform.kept import BUILDS
 from pi.needs import TO_COMPILE, compiler_lacking
@@ -43,6 +43,7 @@ PIP = [sys.executable, "-m", "pip", "install", "--verbose", "--progress-bar", "o
 
 _BUILD = re.compile(r" *Building (?:wheel|editable) for (\S+) \(pyproject\.toml\)(.*)")
 _STEP = re.compile(r" *\[ *(\d+)(?:/(\d+)|%)\] ")  # ninja counts steps, make percent
+_PATIENCE_S = 1.0
 _SIGN = re.compile(r"^.*(?:error: |FAILED: |CMake Error|ERROR: )(?:.*\n?){1,12}", re.MULTILINE)
 
 
@@ -110,13 +111,13 @@ def install(name: str | None = None) -> None:
     command, puller, stopped = [*PIP, *requirements()], Puller(), Event()
     entries: list[Entry] = []
     try:
-        entries = puller.plan(puller.expand(name)) if name else []
+        missing = puller.plan(puller.expand(name)) if name else []
+        entries = [entry for entry in missing if not entry.derived]  # what quantizes is not compiled yet
     except EdgespecError as error:
         message(str(error))
     LOG.parent.mkdir(exist_ok=True)
-    sizes = [entry.size for entry in entries if not entry.derived]
     with (
-        PullDisplay(sizes) as display,
+        PullDisplay([entry.size for entry in entries]) as display,
         subprocess.Popen(
             command,
             cwd=ROOT,
@@ -126,30 +127,34 @@ def install(name: str | None = None) -> None:
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
-            start_new_session=True,  # so that `stop` ends the compilers too, and only them
+            start_new_session=True,  # so that the compilers end with it, and only they
         ) as pip,
     ):
 
         def on_progress(progress: PullProgress) -> None:
             if stopped.is_set():
-                raise StopRequest
+                sys.exit()  # ends this thread alone
             display.on_progress(progress)
 
         def pull() -> None:
             try:
-                replace(puller, on_progress=on_progress, on_message=display.on_message).download(entries)
+                replace(puller, on_progress=on_progress, on_message=display.on_message).ensure_all(entries)
             except EdgespecError as error:
                 display.on_message(f"edgespec: {error}")
 
-        def stop() -> None:
-            """End the pull, which a later one continues, and pip, which may delete its temporary files."""
-            stopped.set()
-            for how in (signal.SIGINT, signal.SIGKILL):
+        pulling = Thread(target=pull, daemon=True)
+        pulling.start()
+        try:
+            follow(pip, display, stopped)
+            pulling.join()
+        except BaseException:
+            stopped.set()  # the pull, which a later one continues
+            for how in (signal.SIGINT, signal.SIGKILL):  # pip may delete its temporary files
                 with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                     os.killpg(pip.pid, how)
                     pip.wait(5)
-
-        run_together([lambda: follow(pip, display, stopped), pull], stop)
+            pulling.join(_PATIENCE_S)  # it may hang on a dead network
+            raise
 
 
 def main(arguments: Sequence[str]) -> int:

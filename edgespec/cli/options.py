@@ -254,7 +254,7 @@ class StateOptions:
 
     def room(self, usual: Path | None = None) -> StateRoom | None:
         """Return the folder, or the `usual` one, and its limit; None: none are kept. Raises UsageError."""
-        limit = read_size("state_limit", self.state_limit or "8GB")
+        limit = read_number("state_limit", self.state_limit or "8GB", is_size=True)
         path = usual if self.state_dir is None else expand_user(self.state_dir)
         if path is None and self.state_limit is not None:
             raise UsageError("--state-limit needs --state-dir: add it, or leave it out")
@@ -402,10 +402,14 @@ def most_tokens(n_predict: int) -> int | None:
     return n_predict
 
 
-def read_size(field: str, text: str) -> int:
-    """Return the bytes of a size in powers of 1000, as `format_size` writes it. Raises UsageError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT])B?", text.strip(), re.IGNORECASE)
-    n_bytes = int(float(found[1]) * 1000 ** (" kmgt".index(found[2].lower()))) if found else 0
-    if not n_bytes:
-        raise UsageError("must be a size such as 500MB or 8GB", field=field, value=text)
-    return n_bytes
+def read_number(field: str, text: str, *, is_size: bool = False) -> int:
+    """Return a number such as 200k, or the bytes of a size such as 500MB or 1.5GiB. Raises UsageError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
+    value = 0
+    if found and (is_size or not found[3]):
+        base = 1024 if (found[3] or "").lower() == "ib" else 1000
+        value = int(float(found[1]) * base ** " kmgt".index(found[2].lower() or " "))
+    if not value:
+        like = "a size such as 500MB or 8GB" if is_size else "a number such as 5000, 200k or 1M"
+        raise UsageError(f"must be {like}", field=field, value=text)
+    return value

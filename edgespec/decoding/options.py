@@ -22,9 +22,6 @@ Span = int | Literal["rest"]
 SPAN = 16
 """Default span in tokens."""
 
-WINDOW = 1
-"""Tokens that a signal is averaged over, without a calibration."""
-
 
 @dataclass(frozen=True, slots=True)
 class WakePolicy:
@@ -32,19 +29,14 @@ class WakePolicy:
 
     signal: Signal = "margin"
     threshold: float | None = None
-    """Wake the target if the mean margin is at most this, or the mean entropy at least this; None: as
-    calibrated. A margin of 0 or an entropy of infinity never wakes it; a margin of 1 or an entropy of 0
-    always does."""
-    window: int = WINDOW
-    """Tokens that the mean is taken over, but only those written since the target last wrote."""
+    """Wake the target if the margin is at most this, or the entropy at least this; None: as calibrated. A
+    margin of 0 or an entropy of infinity never wakes it; a margin of 1 or an entropy of 0 always does."""
     span: Span = SPAN
 
     def __post_init__(self) -> None:
         check_choice("signal", self.signal, Signal)
         if self.span != "rest" and (not isinstance(self.span, int) or self.span < 1):
             raise UsageError("must be 1 or more, or rest", field="span", value=self.span)
-        if self.window < 1:
-            raise UsageError("must be 1 or more", field="window", value=self.window)
         if self.threshold is None:
             return
         if self.signal == "margin" and not 0.0 <= self.threshold <= 1.0:
@@ -54,12 +46,18 @@ class WakePolicy:
             raise UsageError(problem, field="threshold", value=f"{self.threshold:g}")
 
     def __str__(self) -> str:
-        """Return when the target is woken, in words, such as "margin at most 0.4 over 2 tokens"."""
+        """Return when the target is woken, in words, such as "margin at most 0.4"."""
         if self.threshold is None:
             return f"{self.signal} as calibrated"
         limit = "at most" if self.signal == "margin" else "at least"
-        over = f" over {self.window} tokens" if self.window > 1 else ""
-        return f"{self.signal} {limit} {self.threshold:g}{over}"
+        return f"{self.signal} {limit} {self.threshold:g}"
+
+    def wakes(self, value: float) -> bool:
+        """Whether a position with this signal wakes the target; there is a threshold."""
+        assert self.threshold is not None  # noqa: S101 - for the type checker: resolved before
+        if self.signal == "entropy":
+            return value >= self.threshold
+        return self.threshold > 0.0 and value <= self.threshold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The lossy mode: the small model answers alone, and the target is woken where the small one is unsure.
 
     small      token, token, ...       each from its own distribution, as long as it is sure
-    unsure     the mean of entropy or margin (Signal) over the last tokens is past a threshold
+    unsure     its entropy or margin (Signal) is past a threshold
     target     prefills what it has not read and writes a span of tokens, or the rest of the answer
 
 The small model's tokens are never verified, so the text is not distributed as the target's own. A seed
@@ -19,12 +19,10 @@ import json
 import math
 import re
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -41,19 +39,15 @@ from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.session import Session
 from edgespec.platform.kept import PROFILES, DamagedFileError, StateFile, parse_struct
 
-CALIBRATION_FORMAT = 1
+CALIBRATION_FORMAT = 2
 
 _LONGEST_STEM = 60  # characters of a model's name in a file's
-
-LossMeasure = Literal["tokens", "pass@1"]
-"""Unit of a loss: tokens that the target would have written otherwise. Older files have problems, too."""
 
 
 class ThresholdPoint(msgspec.Struct, frozen=True):
     """Loss and savings of one threshold."""
 
     threshold: float
-    window: int
     loss: float
     """Share of the tokens that the small model writes and that are not the target's likeliest."""
     error: float
@@ -69,7 +63,6 @@ class ThresholdChoice(msgspec.Struct, frozen=True):
 
     signal: Signal
     span: Span
-    measure: LossMeasure
     asked: float
     """The loss that was allowed."""
     point: ThresholdPoint
@@ -83,7 +76,7 @@ class ThresholdChoice(msgspec.Struct, frozen=True):
     @property
     def wake_policy(self) -> WakePolicy:
         """The options of a cascade with this threshold."""
-        return WakePolicy(self.signal, self.point.threshold, self.point.window, self.span)
+        return WakePolicy(self.signal, self.point.threshold, self.span)
 
 
 class Calibration(msgspec.Struct, frozen=True):
@@ -158,7 +151,7 @@ def _calibration_file(target: GGUFHeader, draft: GGUFHeader, on_message: Message
     def parse(data: bytes) -> Calibration:
         found = parse_struct(data, Calibration)
         if (found.format, found.target, found.draft) != (CALIBRATION_FORMAT, empty.target, empty.draft):
-            raise DamagedFileError("of other models")
+            raise DamagedFileError("of other models, or of another version")
         try:
             _ = [choice.wake_policy for choice in found.choices.values()]  # refuses what no threshold can be
         except UsageError as error:
@@ -169,7 +162,7 @@ def _calibration_file(target: GGUFHeader, draft: GGUFHeader, on_message: Message
 
 
 def calibrated(target: GGUFHeader, draft: GGUFHeader, wake_policy: WakePolicy) -> WakePolicy:
-    """Return `wake_policy` with the threshold and window that were chosen for its signal and span.
+    """Return `wake_policy` with the threshold that was chosen for its signal and span.
 
     Raises UsageError where none was: what to run.
     """
@@ -203,29 +196,6 @@ def signal_of(row: Rows, signal: Signal) -> float:
         return math.log(total) - float((weights * shifted).sum()) / total
     weights[top] = 0.0
     return (1.0 - float(weights.max())) / total
-
-
-class Confidence:
-    """The mean of a signal over the last tokens, and whether it says to wake the target."""
-
-    def __init__(self, wake_policy: WakePolicy) -> None:
-        """Begin with no token; `wake_policy` has a threshold."""
-        self._wake_policy = wake_policy
-        self._last: deque[float] = deque(maxlen=wake_policy.window)
-
-    def lost(self, value: float) -> bool:
-        """Add the signal of a position; return whether the target should write from there on."""
-        threshold = self._wake_policy.threshold
-        assert threshold is not None  # noqa: S101 - for the type checker: resolved before
-        self._last.append(value)
-        mean = sum(self._last) / len(self._last)
-        if self._wake_policy.signal == "entropy":
-            return mean >= threshold
-        return threshold > 0.0 and mean <= threshold
-
-    def forget(self) -> None:
-        """Forget the tokens so far: the target has written others since."""
-        self._last.clear()
 
 
 class SmallModel(DraftModel):
@@ -270,7 +240,6 @@ class Cascade(Loop):
         self._span: Generation | None = None
         """The target's generation under way; None: the small model writes."""
         self._wake_policy = wake_policy
-        self._confidence = Confidence(wake_policy)
         self._to_the_end = False
         self._sampler = task.options.params.sampler(
             target.model.n_vocab, 0, seed=task.coins.seed, vocabulary=target.model
@@ -322,7 +291,6 @@ class Cascade(Loop):
             if self._span.is_complete:
                 self._span.close()
                 self._span = None
-                self._confidence.forget()
             self._emit(())
             return made
 
@@ -350,7 +318,7 @@ class Cascade(Loop):
         assert self._part, "ask comes first"  # noqa: S101
         row = self._part.finish(result).rows[0]
         made = None
-        if self._confidence.lost(signal_of(row, self._wake_policy.signal)):
+        if self._wake_policy.wakes(signal_of(row, self._wake_policy.signal)):
             self._wake()
         else:
             (coin,) = self._task.coins.draw(1)

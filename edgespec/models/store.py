@@ -218,13 +218,9 @@ class Store(msgspec.Struct, frozen=True):
 
     def remove_pulled(self, name: str) -> int:
         """Delete a model that `pulled` names; return its bytes. Raises EdgespecError while it is pulled."""
-
-        def refuse() -> None:
-            raise EdgespecError(f"{name} is being pulled; end that first")
-
         entry = Entry(name)
         try:
-            with locked(self.root / f".{name}.lock", refuse):
+            with locked(self.root / f".{name}.lock", f"{name} is being pulled; end that first"):
                 files = self._files(entry) if self._is_pulled(entry) else self._parts(entry)
                 found = [file for path in files for file in (path, *path.rglob("*"))]
                 n_bytes = sum(file.stat().st_size for file in found if file.is_file())

@@ -267,11 +267,11 @@ _EVERY_S = 0.01  # a lock that another process holds is tried again
 
 
 @contextmanager
-def locked(path: Path, on_busy: Callable[[], None] = lambda: None, *, mode: int = -1) -> Iterator[None]:
+def locked(path: Path, on_busy: Callable[[], None] | str = lambda: None, *, mode: int = -1) -> Iterator[None]:
     """Hold the lock file `path`, which is made with `mode`, -1: the umask's, if it is not there.
 
-    `on_busy` is called once if another process holds it; where that raises nothing, the lock is waited for.
-    Raises OSError.
+    `on_busy`, if another process holds it: a text is raised as EdgespecError; a function is called once, then
+    the lock is waited for. Raises OSError.
     """
     from filelock import FileLock, Timeout  # 50 ms, which few runs need
 
@@ -280,6 +280,8 @@ def locked(path: Path, on_busy: Callable[[], None] = lambda: None, *, mode: int 
     try:
         lock.acquire(blocking=False)
     except Timeout:
+        if isinstance(on_busy, str):
+            raise EdgespecError(on_busy) from None
         on_busy()
         lock.acquire()
     try:

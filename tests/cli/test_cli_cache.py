@@ -154,7 +154,7 @@ def test_where_drafts_failed_is_shown_and_deleted(edgespec):
 @pytest.fixture
 def forge(tiny_path):
     """What was kept of a target: a text of its own prompts and two of the user's, and a checkpoint."""
-    target = DatasetTarget(hash_file(tiny_path), "my-target", n_embd=4, n_vocab=300)
+    target = DatasetTarget(hash_file(tiny_path), "my-target", n_embd=4)
     dataset = Dataset(target)
     with dataset.writer(1 << 20) as writer:
         for key, source in enumerate((BUILT_IN, FROM_HISTORY, READ)):

@@ -20,7 +20,7 @@ from edgespec.apps.forge.commands import draft as draft_options
 from edgespec.apps.forge.request import EvaluationSettings
 from edgespec.cli import app
 from edgespec.cli.app import COMMANDS
-from edgespec.cli.options import ThreadsAndKernels
+from edgespec.cli.options import ThreadsAndKernels, read_number
 from edgespec.decoding.options import SPAN
 from edgespec.platform.plugins import offered
 from terminals import Terminal
@@ -259,7 +259,7 @@ def test_defaults_that_are_written_down_here_are_those_of_the_package():
     asked = request.DraftRequest(target="", hours=1.0)
     assert training.types == ",".join(asked.types)
     assert draft_options.DataOptions().answer_tokens == asked.answer_tokens
-    assert draft_options.amount(draft_options.DataOptions().budget, "", is_size=True) == asked.budget
+    assert read_number("", draft_options.DataOptions().budget, is_size=True) == asked.budget
     assert judging.settings(ThreadsAndKernels()) == EvaluationSettings()
 
     def option(group, name):

@@ -10,7 +10,8 @@ from datetime import datetime
 import pytest
 
 from command_line import COMMAND, failed, run_cli
-from edgespec.apps.forge.commands.draft import amount, seconds_until
+from edgespec.apps.forge.commands.draft import seconds_until
+from edgespec.cli.options import read_number
 from edgespec.errors import UsageError
 from kept_drafts import keep_draft
 from terminals import messages_in_terminal, plain
@@ -306,14 +307,16 @@ def test_a_head_is_judged_for_its_target_only(edgespec, kept, source):
 
 
 def test_numbers_and_sizes():
-    assert [amount(text, "x") for text in ("5", "200k", "1M", "1.5 M", "2G")] == [
+    assert [read_number("x", text) for text in ("5", "200k", "1M", "1.5 M", "2G")] == [
         5,
         200_000,
         1_000_000,
         1_500_000,
         2_000_000_000,
     ]
-    assert [amount(text, "x", is_size=True) for text in ("5", "2GB", "500M", "1.5GiB", "10 kB", "7B")] == [
+    assert [
+        read_number("x", text, is_size=True) for text in ("5", "2GB", "500M", "1.5GiB", "10 kB", "7B")
+    ] == [
         5,
         2_000_000_000,
         500_000_000,
@@ -321,9 +324,9 @@ def test_numbers_and_sizes():
         10_000,
         7,
     ]
-    for text in ("", "k", "-1", "1T", "1e9", "2GB", "nan"):
+    for text in ("", "k", "-1", "0", "1e9", "2GB", "nan"):
         with pytest.raises(UsageError, match="must be a number"):
-            amount(text, "x")
-    for text in ("", "GB", "-1GB", "1TB"):
+            read_number("x", text)
+    for text in ("", "GB", "-1GB", "0MB", "1PB"):
         with pytest.raises(UsageError, match="must be a size"):
-            amount(text, "x", is_size=True)
+            read_number("x", text, is_size=True)

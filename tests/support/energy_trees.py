@@ -92,11 +92,3 @@ def battery(root: Path, name: str = "BAT0", **files: object) -> Path:
     for file, content in {"type": "Battery", "status": "Discharging", **files}.items():
         write(folder / file, content)
     return folder
-
-
-def plug(root: Path, name: str = "AC", **files: object) -> Path:
-    """A plug to the mains with these files."""
-    folder = root / f"sys/class/power_supply/{name}"
-    for file, content in {"type": "Mains", "online": 1, **files}.items():
-        write(folder / file, content)
-    return folder

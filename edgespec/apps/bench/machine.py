@@ -62,32 +62,17 @@ def facts(root: Path = Path("/")) -> Facts:
     return {name: fact for name, fact in known.items() if fact}
 
 
-# ---- whether the machine runs on its battery, as Linux shows it in /sys/class/power_supply ----
-
-
-_STORES = {"Battery", "UPS"}
-
-
 def on_battery(root: Path = Path("/")) -> bool:
-    """Whether a battery of the machine feeds it; a machine without a battery is on mains.
+    """Whether a battery of the machine feeds it; those of mice and headphones, of scope Device, do not count.
 
-    A battery that discharges says so itself. Where none says what it does (some do not while a charge limit
-    holds them), the machine is on battery if it has plugs (types Mains and USB) and none of them is online.
-    Batteries of mice and headphones, of scope Device, do not count. `root`: where /sys is.
+    `root`: where /sys is.
     """
-    supplies = list((root / "sys/class/power_supply").glob("*"))
-    stores = [
-        supply
-        for supply in supplies
-        if text_of(supply / "type") in _STORES and text_of(supply / "scope") != "Device"
-    ]
-    states = {text_of(store / "status") for store in stores}
-    if "Discharging" in states:
-        return True
-    if not stores or states - {"Unknown", ""}:
-        return False
-    plugs = [text_of(supply / "online") for supply in supplies if supply not in stores]
-    return "0" in plugs and "1" not in plugs
+    return any(
+        text_of(supply / "type") in ("Battery", "UPS")
+        and text_of(supply / "scope") != "Device"
+        and text_of(supply / "status") == "Discharging"
+        for supply in (root / "sys/class/power_supply").glob("*")
+    )
 
 
 # ---- what disturbs a measurement ----
@@ -97,17 +82,9 @@ LEAST_SPEED = 0.6
 """Below this share of its highest clock frequency, the processor was held back. The highest frequency is that
 of a single busy core; with all cores busy, a quarter less is normal."""
 
-MOST_DEGREES = 85.0
-"""Degrees Celsius above which processors slow down, or soon will."""
-
-NEAR_TRIP = 5.0
-"""Warn this many degrees below a zone's trip point, where it slows or switches off the machine."""
-
 MOST_SWAPPED = 16 << 20
 """Bytes to and from the swap that cause no warning: some pages of idle programs always go there."""
 
-_SLOWING_TRIPS = ("passive", "hot", "critical")  # not "active", which starts a fan
-_TRIPS = range(50, 150)  # degrees; a trip point at 0 or -273 means that there is none
 _COOLING = "free its vents, give it a fan or a heat sink, and let it rest before the next run"
 
 
@@ -125,10 +102,8 @@ class MachineWatch:
         self._load = OtherLoad(root / "proc/stat")
         self._throttles, self._swapped = _throttles(root), _swapped(root)
         self._firmware = firmware_flags(root) or 0
-        self._clocks: list[
-            tuple[float, float]
-        ] = []  # of each sample's fastest core: share of its highest, GHz
-        self._zones: dict[Path, float] = {}  # highest temperature of each, degrees Celsius
+        # Of each sample's fastest core: its share of its highest clock, and that, GHz.
+        self._clocks: list[tuple[float, float]] = []
         self._was_on_battery = False
         self._flags = 0  # the Raspberry Pi's, only those set since the watch began
         self._look()
@@ -152,13 +127,10 @@ class MachineWatch:
         )
 
     def _look(self) -> None:
-        """Note what may change again: use of the battery, the firmware's flags, temperatures."""
+        """Note what may change again: use of the battery, the firmware's flags."""
         self._was_on_battery |= on_battery(self._root)
         bits = firmware_flags(self._root) or 0
         self._flags |= bits % (1 << EVER) | (bits & ~self._firmware) >> EVER
-        for zone in (self._root / "sys/class/thermal").glob("thermal_zone*"):
-            degrees = number_in(zone / "temp") / 1000
-            self._zones[zone] = max(degrees, self._zones.get(zone, degrees))
 
     def _of_other_programs(self) -> Iterator[str]:
         busy = self._load.processors()
@@ -192,11 +164,6 @@ class MachineWatch:
         times = max((count - self._throttles.get(file, count) for file, count in now.items()), default=0)
         if times > 0:
             yield f"the processor slowed down for heat {times} times; {_COOLING}"
-        hot = [(degrees, zone) for zone, degrees in self._zones.items() if degrees >= _limit(zone)]
-        if hot:
-            degrees, zone = max(hot)
-            name = text_of(zone / "type") or zone.name
-            yield f"the machine was {degrees:.0f} degrees hot ({name}); {_COOLING}"
 
     def _of_firmware(self) -> Iterator[str]:
         bits = self._flags
@@ -226,15 +193,6 @@ def _clocks(root: Path) -> list[tuple[float, float]]:
 def _throttles(root: Path) -> dict[Path, int]:
     files = (root / CPUS).glob("cpu[0-9]*/thermal_throttle/*_throttle_count")
     return {file: number_in(file) for file in files}
-
-
-def _limit(zone: Path) -> float:
-    slowing = []
-    for kind in zone.glob("trip_point_*_type"):
-        degrees = number_in(kind.with_name(kind.name.replace("_type", "_temp"))) // 1000
-        if text_of(kind) in _SLOWING_TRIPS and degrees in _TRIPS:
-            slowing.append(degrees - NEAR_TRIP)
-    return min(slowing, default=MOST_DEGREES)
 
 
 def _swapped(root: Path) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.options import Span, WakePolicy
 from edgespec.decoding.session import Rows
-from edgespec.engine.cascade import Confidence, ThresholdPoint, signal_of
+from edgespec.engine.cascade import ThresholdPoint, signal_of
 from edgespec.errors import EdgespecError
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -26,9 +26,6 @@ from edgespec.platform.closing import Closing
 from edgespec.platform.processes import Cancellation
 
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
-
-WINDOWS = (1, 2, 4, 8)
-"""Numbers of tokens to average a signal over; each is tried."""
 
 NEVER: dict[Signal, float] = {"margin": 0.0, "entropy": 100.0}
 """Thresholds with which the target is never woken."""
@@ -146,15 +143,13 @@ def simulate(marks: TeacherScores, wake_policy: WakePolicy) -> tuple[int, int, f
     span of tokens, and each token of the small model is compared as if the target had written all before it.
     """
     values = marks.margin if wake_policy.signal == "margin" else marks.entropy
-    confidence = Confidence(wake_policy)
     n_wrong = n_target = at = 0
     kl = 0.0
     while at < len(values):
-        if confidence.lost(values[at]):
+        if wake_policy.wakes(values[at]):
             n = len(values) - at if wake_policy.span == "rest" else min(wake_policy.span, len(values) - at)
             n_target += n
             at += n
-            confidence.forget()
         else:
             n_wrong += not marks.agrees[at]
             kl += marks.kl[at]
@@ -171,7 +166,6 @@ def point(texts: Sequence[TeacherScores], wake_policy: WakePolicy) -> ThresholdP
     assert wake_policy.threshold is not None  # noqa: S101 - for the type checker
     return ThresholdPoint(
         threshold=wake_policy.threshold,
-        window=wake_policy.window,
         loss=sum(wrong) / n,
         error=ratio_error(wrong, lengths),
         target_share=sum(n_target for _, n_target, _ in found) / n,
@@ -193,23 +187,17 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float:
     return math.sqrt(squares * n / (n - 1)) / total
 
 
-def curve(
-    texts: Sequence[TeacherScores], signal: Signal, span: Span, window: int
-) -> tuple[ThresholdPoint, ...]:
+def curve(texts: Sequence[TeacherScores], signal: Signal, span: Span) -> tuple[ThresholdPoint, ...]:
     """Return points from the small model alone to the target alone, in order of the target's share."""
-    values = [value for marks in texts for value in _means(getattr(marks, signal), window)]
+    values = [value for marks in texts for value in getattr(marks, signal)]
     quantiles = np.quantile(values, np.linspace(0.0, 1.0, _N_THRESHOLDS + 2)[1:-1]).tolist()
     thresholds = {NEVER[signal], ALWAYS[signal], *(float(f"{value:.3g}") for value in quantiles)}
     points = (
-        point(texts, WakePolicy(signal, threshold, window, span))
+        point(texts, WakePolicy(signal, threshold, span))
         for threshold in sorted(thresholds, reverse=signal == "entropy")
         if threshold <= (1.0 if signal == "margin" else NEVER[signal])
     )
     return tuple(points)
-
-
-def _means(values: Sequence[float], window: int) -> list[float]:
-    return [sum(values[max(0, i - window + 1) : i + 1]) / min(window, i + 1) for i in range(len(values))]
 
 
 def choose(points: Sequence[ThresholdPoint], loss: float) -> ThresholdPoint:
@@ -219,13 +207,4 @@ def choose(points: Sequence[ThresholdPoint], loss: float) -> ThresholdPoint:
     alone, which loses nothing, so that there is always such a point.
     """
     good = [one for one in points if one.loss + one.error <= loss]
-    return min(good, key=lambda one: (one.target_share, one.loss, one.window))
-
-
-def best_curve(
-    texts: Sequence[TeacherScores], signal: Signal, span: Span, loss: float
-) -> tuple[ThresholdPoint, tuple[ThresholdPoint, ...]]:
-    """Return the best point of all windows, and the curve of its window."""
-    curves = [curve(texts, signal, span, window) for window in WINDOWS]
-    best = choose([one for points in curves for one in points], loss)
-    return best, next(points for points in curves if best in points)
+    return min(good, key=lambda one: (one.target_share, one.loss))

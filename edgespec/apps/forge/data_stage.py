@@ -24,8 +24,6 @@ from edgespec.apps.forge.request import (
     LEAST_TOKENS,
     DraftRequest,
     StageContext,
-    StageProgress,
-    check_prompts,
     is_suite,
     text_of,
 )
@@ -225,7 +223,6 @@ def file_prompts(path: Path, model: Model) -> Prompts:
 
 def file_texts(path: Path, model: Model) -> Iterator[TokenPrompt]:
     """Yield the passages of a text; a suite has none. Raises UsageError."""
-    check_prompts(path)
     if not is_suite(path):
         tokens = model.tokenize(text_of(path), add_special=False, parse_special=False)
         yield from _passages(tokens, min(CONTEXT, max(1, len(tokens) // 2)), PASSAGE)
@@ -299,7 +296,7 @@ def write_texts(
 
     def show(run: WritingRun) -> None:
         detail = f"{run.tokens_per_s:.0f} tokens/s, {run.share * until:,.0f} tokens"
-        context.on_progress(StageProgress("writing", run.share, detail))
+        context.on_progress("writing", run.share, detail)
 
     rejected = RejectedTexts(dataset, request.budget) if request.from_history else None
     stored = rejected.stored if rejected else ()

@@ -18,7 +18,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from os import SEEK_CUR
@@ -58,7 +58,6 @@ class DatasetTarget:
     """64 hex digits, of its file."""
     name: str
     n_embd: int
-    n_vocab: int
 
     @property
     def folder(self) -> Path:
@@ -169,7 +168,7 @@ class Dataset:
     def _open(self, path: Path) -> list[TrainingText]:
         """Return the texts of a shard; none if it is damaged, or was set aside meanwhile."""
         try:
-            texts = read_texts(path, self.target, checked=path in self._checked)
+            texts = read_texts(path, checked=path in self._checked)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -191,16 +190,10 @@ class Dataset:
         Raises EdgespecError if another process writes there, if the disk has no room for the budget, and
         where the disk fails.
         """
-
-        def refuse() -> None:
-            raise EdgespecError(
-                f"another process writes the data of {self.target.name} ({self.folder}); "
-                "wait until it has ended, or end it"
-            )
-
+        busy = f"another process writes the data of {self.target.name} ({self.folder}); wait, or end it"
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with locked(self.folder / ".lock", refuse):
+            with locked(self.folder / ".lock", busy):
                 self._check_target()
                 for leftover in self.folder.iterdir():  # of a process that was killed
                     if re.fullmatch(TEMPORARY, leftover.name) and leftover.is_file():
@@ -292,8 +285,6 @@ def _bytes_of(text: TrainingText) -> int:
 #
 # The last token of a text was never read, so it has no hidden state.
 
-Arrays = Mapping[str, npt.NDArray[Any]]
-
 _COLUMNS: dict[str, Any] = {
     "n_prompt": np.int32,
     "first": np.int32,
@@ -322,8 +313,8 @@ def _write_texts(path: Path, texts: Sequence[TrainingText]) -> None:
         np.savez(file, **arrays)
 
 
-def read_texts(path: Path, target: DatasetTarget | None = None, *, checked: bool) -> list[TrainingText]:
-    """Return the texts of a shard, of `target` where it is given, their hidden states as views on the file.
+def read_texts(path: Path, *, checked: bool) -> list[TrainingText]:
+    """Return the texts of a shard, their hidden states as views on the file.
 
     `checked`: skip the checksums, verified before. Raises OSError, and DamagedFileError for what is
     no such shard.
@@ -331,8 +322,6 @@ def read_texts(path: Path, target: DatasetTarget | None = None, *, checked: bool
     shard = read_npz(path, mapped=_FEATURES, checked=checked)
     if missing := sorted({"tokens", "length", *_COLUMNS} - shard.keys()):
         raise DamagedFileError(f"it has no {missing[0]}")
-    if target and not _fits(shard, target):
-        raise DamagedFileError("its arrays do not fit together, or not the target")
     tokens, weights = shard["tokens"].astype(np.int32), shard.get("weight")
     columns, texts = [shard[name].tolist() for name in ("length", *_COLUMNS)], []
     token = row = 0
@@ -349,22 +338,6 @@ def read_texts(path: Path, target: DatasetTarget | None = None, *, checked: bool
         )
         token, row = token + length, row + n
     return texts
-
-
-def _fits(shard: Arrays, target: DatasetTarget) -> bool:
-    """Whether the arrays match each other and the target."""
-    length, first, n_prompt, tokens = (
-        shard[name].astype(np.int64) for name in ("length", "first", "n_prompt", "tokens")
-    )
-    features, weights = shard[_FEATURES], shard.get("weight", tokens)
-    return bool(
-        all(shard[name].shape == length.shape for name in _COLUMNS)
-        and tokens.shape == weights.shape == (length.sum(),)
-        and features.dtype == np.float16
-        and features.shape == ((length - 1 - first).sum(), target.n_embd)
-        and np.all((first >= 0) & (first < length) & (n_prompt <= length))
-        and np.all((tokens >= 0) & (tokens < target.n_vocab))
-    )
 
 
 def read_npz(path: Path, *, mapped: str = "", checked: bool = False) -> dict[str, npt.NDArray[Any]]:

@@ -56,9 +56,10 @@ class DraftStore:
 
         Raises EdgespecError if another process holds the lock, and where the disk fails.
         """
+        busy = f"another process makes drafts for {self._target}; wait until it has ended, or end it"
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with locked(self._root / f"{self._folder.name}.lock", self._refuse):
+            with locked(self._root / f"{self._folder.name}.lock", busy):
                 try:
                     shutil.rmtree(self._folder, ignore_errors=True)  # of a run that was killed
                     self._folder.mkdir()
@@ -67,11 +68,6 @@ class DraftStore:
                     shutil.rmtree(self._folder, ignore_errors=True)
         except OSError as error:
             raise EdgespecError(f"cannot make a draft: {describe_os_error(error)}") from error
-
-    def _refuse(self) -> None:
-        raise EdgespecError(
-            f"another process makes drafts for {self._target}; wait until it has ended, or end it"
-        )
 
     def store(self, made: Path, record: DraftRecord) -> Path:
         """Move a draft into the models directory under its name, replacing an older one; return its file.

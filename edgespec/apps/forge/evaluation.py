@@ -29,7 +29,7 @@ from edgespec.apps.bench.summary import VariantComparison, compare
 from edgespec.apps.forge.data_stage import evaluation_prompts
 from edgespec.apps.forge.dataset import Dataset, DatasetTarget
 from edgespec.apps.forge.draft_store import draft_file
-from edgespec.apps.forge.request import EvaluationSettings, StageContext, StageProgress
+from edgespec.apps.forge.request import EvaluationSettings, StageContext
 from edgespec.decoding.choices import DrafterName
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.gguf_header import check_model_file
@@ -120,7 +120,7 @@ class Evaluator:
             share, detail = done / total / 2, f"timing, {what}"
             if not is_timing:
                 share, detail = 0.5 + share, what
-            self.context.on_progress(StageProgress("judging", share, detail))
+            self.context.on_progress("judging", share, detail)
 
         named = {one.name: one for one in those}
         if len(named) < len(those):  # a draft that was there may have the name of a new one
@@ -201,7 +201,7 @@ def evaluate_draft(
         )
     if prompts is None:
         header = check_model_file(model.path)
-        made_for = DatasetTarget(sha256, model.name, header.n_embd, header.n_vocab)
+        made_for = DatasetTarget(sha256, model.name, header.n_embd)
         dataset = Dataset(made_for, on_message=context.on_message)
         prompts = evaluation_prompts(dataset, settings.n_prompts)
     mine, other = Candidate(name, path), _other(record, model)

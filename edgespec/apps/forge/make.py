@@ -27,15 +27,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from edgespec.apps.bench.quantizations import model_file
 from edgespec.apps.forge.data_stage import RejectedTexts, evaluation_prompts, tokens_wanted, write_texts
 from edgespec.apps.forge.dataset import BUILT_IN, READ, Dataset, DatasetTarget, TrainingText
 from edgespec.apps.forge.draft_store import DraftStore, check_draft_name
 from edgespec.apps.forge.evaluation import Candidate, CandidateResult, Evaluator, update_record
-from edgespec.apps.forge.request import DraftRequest, StageContext, StageProgress
-from edgespec.apps.forge.training.batches import MOST, N_DRAFTED, BatchSize
+from edgespec.apps.forge.request import DraftRequest, StageContext
+from edgespec.apps.forge.training.batches import BEST, CHECKPOINT, MOST, N_DRAFTED, BatchSize
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
 from edgespec.apps.forge.vocabulary_ranking import Ids, rank, read_vocabulary, renew
 from edgespec.drafting.draft import check_target
@@ -57,7 +56,6 @@ from edgespec.platform.metering import Meter, choose_meter
 if TYPE_CHECKING:
     from edgespec.apps.forge.training.head import HeadFamily
     from edgespec.apps.forge.training.loop import Acceptance, TrainingResult
-    from edgespec.apps.forge.training.weights import ModelWeights
 
 
 TOLERATED = 0.02
@@ -261,7 +259,7 @@ class MakeRun:
         fits_in_memory([(self._header, min(self._header.n_ctx_train, USUAL_CTX))])
         n_bytes = self._header.file_bytes
         self._sha256 = sha256_of(self._target.path, lambda n: self._report("hashing the target", n / n_bytes))
-        target = DatasetTarget(self._sha256, self._target.name, self._header.n_embd, self._header.n_vocab)
+        target = DatasetTarget(self._sha256, self._target.name, self._header.n_embd)
         self._dataset = Dataset(target, on_message=context.on_message)
         self.store = DraftStore(self._target.name, self._sha256)
         name = choose_models(request.target, None)[1]
@@ -285,7 +283,7 @@ class MakeRun:
         self._state = RunState("")
 
     def _report(self, stage: str, share: float = 0.0, detail: str = "") -> None:
-        self._context.on_progress(StageProgress(stage, share, detail))
+        self._context.on_progress(stage, share, detail)
 
     def _is_head(self, path: Path) -> bool:
         head = read_head(check_model_file(path, or_head=True))
@@ -422,22 +420,13 @@ class MakeRun:
         return present if present and self._is_head(present) else None
 
     def _token_ids(self) -> Ids:
-        """Return the tokens that the drafts of a run can propose, ascending; chosen once per run."""
-        file = self._run_folder / TOKEN_IDS
-        if file.exists():
-            stored: Ids = np.load(file)
-            return stored
+        """Return the tokens that the drafts of a run can propose, ascending; the same for the same texts."""
         self._report("choosing tokens")
         texts = list(self._dataset.texts(held_out=False))
         head = read_head(check_model_file(self._installed)) if self._installed else None
         if head and self._request.keep is None:
-            ids = renew(head.token_ids, self._vocabulary, texts)
-        else:
-            ids = rank(self._vocabulary, texts, self._weights).cut(self._request.keep)
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with replacing(file) as stream:
-            np.save(stream, ids)
-        return ids
+            return renew(head.token_ids, self._vocabulary, texts)
+        return rank(self._vocabulary, texts, self._weights).cut(self._request.keep)
 
     def _check_memory(self) -> None:
         """Raise EdgespecError if the parameters and their optimizer state do not fit in memory."""
@@ -566,8 +555,7 @@ class MakeRun:
 # ---- what is remembered of runs: FOLDER is the target's dataset ----
 #
 #     FOLDER/make.json                   state of the last run; stages keep their own
-#     FOLDER/training/2/token_ids.npy    tokens that the drafts of run 2 can say
-#     FOLDER/training/2/head/            training of a head: checkpoints under way, then its best weights
+#     FOLDER/training/2/head/            training of run 2: a checkpoint under way, then its best weights
 #                            name        the draft that was stored of it
 #     FOLDER/first-head.gguf             the head that learning from mistakes began with
 #
@@ -576,8 +564,7 @@ class MakeRun:
 
 FIRST_HEAD = "first-head.gguf"
 _STATE = "make.json"
-TOKEN_IDS, _NAME = "token_ids.npy", "name"
-_BEST, _CHECKPOINTS = "best.npz", ("latest.npz", "before.npz")  # training/loop.py
+_NAME = "name"
 
 
 @dataclass(slots=True)
@@ -642,7 +629,7 @@ def earlier_training(run: Path, name: str | None = None) -> Path | None:
     """
     for other in _earlier_runs(run):
         training = other / "head"
-        if (training / _BEST).exists() and name in (None, draft_of(training)):
+        if (training / BEST).exists() and name in (None, draft_of(training)):
             return training
     return None
 
@@ -658,8 +645,8 @@ def tidy(run: Path, *, goes_on: bool, installed: str | None = None) -> None:
 
     `goes_on`: the run may be resumed, so its checkpoints stay. The weights of the draft `installed` stay too.
     """
-    for name in _CHECKPOINTS if not goes_on else ():
-        (run / "head" / name).unlink(missing_ok=True)
+    if not goes_on:
+        (run / "head" / CHECKPOINT).unlink(missing_ok=True)
     for other in _earlier_runs(run):
         if installed is None or draft_of(other / "head") != installed:
             shutil.rmtree(other, ignore_errors=True)

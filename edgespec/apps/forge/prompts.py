@@ -105,7 +105,7 @@ def _function_prompts(
 _FILE = Path(__file__).with_name("prompts.toml")
 _SLOT = re.compile(r"\{(?:([a-z][a-z_]*)|(\d+)\.\.(\d+))(?:\.([a-z]))?\}")
 _TRIES = 200  # repeated draws of a kind after which it counts as used up
-_MOST_DEPTH = 8  # of words within words
+_REDRAWS = 8  # of a word that another label has
 _FOLLOWED = 0.25  # share of prompts with follow-ups that get one
 _ANSWER, _LINE = "<ANSWER>", "<LINE>"  # slots in `then`: the whole answer, or each of its lines
 _LIST_MARK = re.compile(r"^\s*(?:\d+\s*[.):]|[-*•])\s*")
@@ -172,7 +172,6 @@ def fill(
     words: Words,
     rng: random.Random,
     bound: dict[str, str] | None = None,
-    depth: int = 0,
 ) -> str:
     """Fill the slots of a template by `rng`, from lists of words. Raises KeyError for an unknown list.
 
@@ -180,10 +179,8 @@ def fill(
     {topic.a}   the same word wherever .a stands in a prompt, another one than .b
     {2..60}     a number; {2..60.a} as above
 
-    `bound`: the words that slots have already; `depth`: how deep in other words the template is.
+    `bound`: the words that slots have already.
     """
-    if depth > _MOST_DEPTH:
-        raise ValueError(f"words within words without end: {template!r}")
     known = {} if bound is None else bound
 
     def chosen(slot: re.Match[str]) -> str:
@@ -196,8 +193,8 @@ def fill(
         else:
             # The same list under another label gives another word.
             taken = {known[one] for one in known if one.startswith(f"{{{name}.")} if label else set()
-            for _ in range(_MOST_DEPTH):
-                word = fill(rng.choice(words[name]), words, rng, known, depth + 1)
+            for _ in range(_REDRAWS):
+                word = fill(rng.choice(words[name]), words, rng, known)
                 if word not in taken:
                     break
         if label:
@@ -248,7 +245,7 @@ def built_in(seed: int = 0) -> Iterator[TextPrompt]:
 
 
 def _kinds(rng: random.Random) -> list[_PromptKind]:
-    document = _document()
+    document = tomllib.loads(_FILE.read_text(encoding="utf-8"))
     words, python = document["words"], document["python"]
     functions = _function_prompts(python["described"], python["code"], words, rng)
     kinds = [_PromptKind(kind["share"], _drawer(words, kind)) for kind in document["kinds"]]
@@ -266,7 +263,3 @@ def _drawer(words: Words, kind: Mapping[str, Any]) -> Callable[[random.Random], 
         return TextPrompt(BUILT_IN, (text,), follow_up, fill(rng.choice(then), words, rng) if then else "")
 
     return draw
-
-
-def _document() -> dict[str, Any]:
-    return tomllib.loads(_FILE.read_text(encoding="utf-8"))

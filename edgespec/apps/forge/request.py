@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -102,16 +102,10 @@ class DraftRequest:
         return min(max(wanted, LEAST_TOKENS), MOST_TOKENS)
 
     def key(self, target_sha256: str) -> str:
-        """Return the hash of all that decides a run, the present contents of the user's files included."""
-        data = {
-            "tokens": self.data_tokens,
-            "n_predict": self.answer_tokens,
-            "budget": self.budget,
-            "prompts": list(map(hash_file, self.prompts)),
-            "from_history": self.from_history,
-        }
-        training = {name: getattr(self, name) for name in ("hours", "tokens", "start", "keep", "types")}
-        return hashlib.sha256(msgspec.json.encode((target_sha256, data, training))).hexdigest()
+        """Return the hash of what a run is made from: of the user's files, what they hold now."""
+        usual = EvaluationSettings(n_threads=1)
+        facts = replace(self, target=target_sha256, name=None, force=False, prompts=(), evaluation=usual)
+        return hashlib.sha256(msgspec.json.encode((facts, [*map(hash_file, self.prompts)]))).hexdigest()
 
 
 def is_suite(path: Path) -> bool:
@@ -140,21 +134,12 @@ def text_of(path: Path) -> str:
 # ---- progress ----
 
 
-@dataclass(frozen=True, slots=True)
-class StageProgress:
-    """Progress of one stage, such as "writing" or "training head"."""
-
-    stage: str
-    share: float
-    """0 to 1."""
-    detail: str = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
     """What a stage reports to, and what may stop it."""
 
-    on_progress: Callable[[StageProgress], None] = lambda _progress: None
+    on_progress: Callable[[str, float, str], None] = lambda _stage, _share, _detail: None
+    """Takes a stage, such as "writing" or "training head", its share that is done, 0 to 1, and details."""
     on_message: MessageFn = silent
     signals: Cancellation | None = None
     """Lets Ctrl-C end a running pass."""

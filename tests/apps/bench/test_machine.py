@@ -15,7 +15,6 @@ from edgespec.platform.machine import processor_clock, read_cpu, temperatures, t
 from pi_trees import PI_4_4GB, PI_5_8GB, plant
 
 CPUS = "sys/devices/system/cpu"
-ZONE = "sys/class/thermal/thermal_zone0"
 
 
 class Tree:
@@ -45,13 +44,6 @@ class Tree:
 
     def supply(self, name: str, kind: str, status: str, **more: str) -> None:
         self.write({"type": kind, "status": status, **more}, f"sys/class/power_supply/{name}")
-
-    def zone(
-        self, degrees: float, *, kind: str = "x86_pkg_temp", trips: tuple[tuple[str, float], ...] = ()
-    ) -> None:
-        self.write({"type": kind, "temp": round(degrees * 1000)}, ZONE)
-        for i, (trip, at) in enumerate(trips):
-            self.write({f"trip_point_{i}_type": trip, f"trip_point_{i}_temp": round(at * 1000)}, ZONE)
 
     def throttled(self, cpu: int, core: int, package: int) -> None:
         counts = {"core_throttle_count": core, "package_throttle_count": package}
@@ -152,8 +144,7 @@ def test_this_machine_is_watched_without_error():
 
 def test_damaged_files_are_silence(tree):
     tree.cpufreq(0, 100)
-    tree.zone(99)
-    for name in (f"{CPUS}/cpu0/cpufreq/cpuinfo_max_freq", f"{ZONE}/temp", "proc/vmstat", "proc/stat"):
+    for name in (f"{CPUS}/cpu0/cpufreq/cpuinfo_max_freq", "proc/vmstat", "proc/stat"):
         tree.write({name: "what\xff is this"})
     tree.write({f"{CPUS}/cpu0/thermal_throttle/core_throttle_count": ""})
     tree.vcgencmd("echo VCHI initialization failed; exit 1")
@@ -258,29 +249,6 @@ def test_throttling(tree):
     tree.throttled(0, core=8, package=12)
     tree.throttled(1, core=0, package=12)
     assert the_warning(watch).startswith("the processor slowed down for heat 3 times; ")
-
-
-@pytest.mark.parametrize(
-    ("trips", "hot", "warm"),
-    [
-        ((), 85, 84),
-        ((("critical", 105), ("passive", 95)), 90, 89),
-        ((("critical", 105), ("passive", 70)), 65, 64),
-        ((("hot", 80),), 75, 74),
-        ((("active", 50), ("critical", 110)), 105, 104),
-        ((("passive", 0), ("critical", -273)), 85, 84),
-    ],
-)
-def test_heat(tree, trips, hot, warm):
-    tree.zone(40, trips=trips)
-    watch = MachineWatch(tree.root)
-    tree.zone(warm)
-    watch.sample()
-    assert watch.warnings() == ()
-    tree.zone(hot)
-    watch.sample()
-    tree.zone(50)
-    assert the_warning(watch).startswith(f"the machine was {hot} degrees hot (x86_pkg_temp); ")
 
 
 UNDER_VOLTAGE = "the Raspberry Pi had too low a voltage; use a stronger power supply and a short cable"

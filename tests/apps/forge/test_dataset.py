@@ -23,14 +23,14 @@ from edgespec.apps.forge.dataset import (
 )
 from edgespec.errors import EdgespecError
 
-TARGET = DatasetTarget("ab" * 32, "a target", n_embd=8, n_vocab=50)
+TARGET = DatasetTarget("ab" * 32, "a target", n_embd=8)
 PLENTY = 1 << 24
 
 
 def a_text(i: int, length: int = 12, source: str = BUILT_IN) -> TrainingText:
     rng = np.random.default_rng(i)
     return TrainingText(
-        tokens=rng.integers(0, TARGET.n_vocab, length).astype(np.int32),
+        tokens=rng.integers(0, 50, length).astype(np.int32),
         n_prompt=5,
         first=2,
         features=rng.normal(size=(length - 3, TARGET.n_embd)).astype(np.float16),
@@ -152,43 +152,12 @@ def damage(path: Path, how: str) -> None:
     path.write_bytes(data)
 
 
-def rewrite(path: Path, **arrays: np.ndarray) -> None:
-    """Write a shard that is whole, and wrong."""
-    with np.load(path) as shard:
-        content = {name: shard[name] for name in shard}
-    np.savez(path, **{**content, **arrays})
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "a bit",
-        "its end",
-        "everything",
-        "empty",
-        "lengths",
-        "width",
-        "type",
-        "ids",
-        "first",
-        "missing",
-        "packed",
-    ],
-)
+@pytest.mark.parametrize("how", ["a bit", "its end", "everything", "empty", "missing", "packed"])
 def test_a_damaged_shard_is_set_aside_and_the_rest_used(dataset: Dataset, lines: list[str], how: str) -> None:
     for i in range(3):
         fill(dataset, [a_text(i)])
     path = dataset.shards()[1]
-    wrong = {
-        "lengths": {"length": np.array([40], np.int32)},
-        "width": {"features": np.zeros((9, 7), np.float16)},
-        "type": {"features": np.zeros((9, 8), np.float32)},
-        "ids": {"tokens": np.full(12, TARGET.n_vocab, np.int32)},
-        "first": {"first": np.array([-1], np.int32), "features": np.zeros((12, 8), np.float16)},
-    }
-    if how in wrong:
-        rewrite(path, **wrong[how])  # type: ignore[arg-type]
-    elif how == "missing":
+    if how == "missing":
         with np.load(path) as shard:
             np.savez(path, **{name: shard[name] for name in shard if name != "key"})
     elif how == "packed":

@@ -55,7 +55,7 @@ def test_drafts_beside_plain_decoding(judging, tiny_path, tiny_draft_path, tmp_p
         Candidate("small", tiny_draft_path),
         Candidate("none", None),
     ]
-    found = judging(on_progress=seen.append, on_message=said.append).evaluate(contenders)
+    found = judging(on_progress=lambda *step: seen.append(step), on_message=said.append).evaluate(contenders)
     assert said == []
     assert [one.candidate for one in found] == contenders
     itself, small, none = found
@@ -70,8 +70,8 @@ def test_drafts_beside_plain_decoding(judging, tiny_path, tiny_draft_path, tmp_p
         assert one.greedy.speedup.n_ratios == one.sampled.speedup.n_ratios == 4
         assert one.greedy.n_identical == one.greedy.n_compared == 4, "drafting changes no text"
         assert one.gains.greedy == one.greedy.speedup.median
-    assert [step.share for step in seen] == sorted(step.share for step in seen)
-    assert seen[-1].share == pytest.approx(1.0)
+    assert [share for _, share, _ in seen] == sorted(share for _, share, _ in seen)
+    assert seen[-1][1] == pytest.approx(1.0)
 
 
 def test_what_was_judged_is_not_judged_again(judging, tiny_draft_path, tmp_path):
@@ -80,11 +80,11 @@ def test_what_was_judged_is_not_judged_again(judging, tiny_draft_path, tmp_path)
     files = sorted((tmp_path / "judging").rglob("*.json"))
     assert len(files) == 3, "the timing and two rounds"
     seen = []
-    assert judging(on_progress=seen.append).evaluate([candidate]) == first
+    assert judging(on_progress=lambda *step: seen.append(step)).evaluate([candidate]) == first
     assert seen == []
     files[0].write_text(files[0].read_text()[:-9])
-    again = judging(on_progress=seen.append).evaluate([candidate])
-    assert len({step.detail for step in seen}) == 1, "the damaged part alone"
+    again = judging(on_progress=lambda *step: seen.append(step)).evaluate([candidate])
+    assert len({detail for *_, detail in seen}) == 1, "the damaged part alone"
     assert again[0].candidate == candidate
     assert json.loads(files[0].read_text())[1]
 

@@ -21,7 +21,7 @@ from edgespec.apps.forge.dataset import (
 from edgespec.apps.forge.draft_store import DraftStore, delete_user_texts, find_stored
 from edgespec.errors import EdgespecError
 
-TARGET = DatasetTarget("ab" * 32, "my-target", n_embd=8, n_vocab=100)
+TARGET = DatasetTarget("ab" * 32, "my-target", n_embd=8)
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def test_a_folder_without_its_description():
 
 def test_targets_by_name():
     stored(BUILT_IN)
-    stored(BUILT_IN, target=DatasetTarget("cd" * 32, "a-target", 8, 100))
+    stored(BUILT_IN, target=DatasetTarget("cd" * 32, "a-target", 8))
     assert [one.target for one in find_stored()] == ["a-target", "my-target"]
 
 

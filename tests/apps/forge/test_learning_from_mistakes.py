@@ -104,7 +104,7 @@ def test_a_rejected_text_and_its_document_in_the_history_are_one(tiny_target):
 @pytest.fixture
 def dataset(tmp_path, tiny_target):
     """What the tiny target read of rejected texts, with some texts of its own."""
-    target = DatasetTarget("ab" * 32, "tiny", tiny_target.n_embd, tiny_target.n_vocab)
+    target = DatasetTarget("ab" * 32, "tiny", tiny_target.n_embd)
     dataset = Dataset(target, tmp_path / "data")
     texts = list(rejected_texts([rejected_text(i, sure=1.0) for i in range(6)]))
     read = [TokenPrompt(READ, tuple(range(20 + i, 60 + i)), 10) for i in range(20)]

@@ -39,7 +39,7 @@ def fill_history(target, n):
 def sources(target_path, target):
     """Tokens of answers in the target's dataset, by source."""
     found = dict.fromkeys((BUILT_IN, FROM_HISTORY, READ), 0)
-    dataset = Dataset(DatasetTarget(hash_file(target_path), "target", target.n_embd, target.n_vocab))
+    dataset = Dataset(DatasetTarget(hash_file(target_path), "target", target.n_embd))
     for text in dataset.texts():
         found[text.source] += len(text.tokens) - text.n_prompt
     return found

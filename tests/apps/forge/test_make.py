@@ -51,9 +51,9 @@ def left(folder):
 
 def test_a_draft_is_made_judged_and_used(request_, tiny_path, tmp_path, jobs):
     seen, said = [], []
-    context = StageContext(on_progress=seen.append, on_message=said.append)
+    context = StageContext(on_progress=lambda *step: seen.append(step), on_message=said.append)
     made = make(replace(request_, force=True), context)
-    assert list(dict.fromkeys(step.stage for step in seen)) == [
+    assert list(dict.fromkeys(stage for stage, *_ in seen)) == [
         "hashing the target",
         "writing",
         "choosing tokens",
@@ -136,8 +136,8 @@ def test_plain_decoding_has_to_be_beaten_too(request_, speeds):
 def test_what_was_stopped_goes_on(request_, tmp_path):
     """Ctrl-C while it is judged: nothing is written again, and what was judged is not judged again."""
 
-    def stop(step):
-        if step.stage == "judging" and step.detail.startswith("round 1: head"):
+    def stop(stage, _share, detail):
+        if stage == "judging" and detail.startswith("round 1: head"):
             raise KeyboardInterrupt
 
     request = replace(request_, force=True)
@@ -146,29 +146,29 @@ def test_what_was_stopped_goes_on(request_, tmp_path):
     assert not user_models_file().exists()
     assert [name for name in left(tmp_path / "models") if not name.endswith(".lock")] == []
     seen, said = [], []
-    made = make(request, StageContext(on_progress=seen.append, on_message=said.append))
+    made = make(request, StageContext(on_progress=lambda *step: seen.append(step), on_message=said.append))
     assert said == ["going on with the run that was stopped"]
-    assert {step.stage for step in seen} == {"judging"}
-    assert {step.detail for step in seen if step.stage == "judging" and step.detail} == {
-        "round 1: head-q8_0"
-    }, "the head is the same file, and was timed; what was there was judged"
+    assert {stage for stage, *_ in seen} == {"choosing tokens", "judging"}
+    assert {detail for stage, _, detail in seen if stage == "judging" and detail} == {"round 1: head-q8_0"}, (
+        "the head is the same file, and was timed; what was there was judged"
+    )
     assert made.kept
     make(request, StageContext(on_message=said.append))
     assert len(said) == 1, "a run that has ended does not go on"
 
 
 def test_other_options_begin_anew_with_the_same_texts(request_, tmp_path):
-    def stop(step):
-        if step.stage == "judging":
+    def stop(stage, _share, detail):
+        if stage == "judging":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         make(request_, StageContext(on_progress=stop))
     said, seen = [], []
     request = replace(request_, types=("f16",), force=True)
-    made = make(request, StageContext(on_message=said.append, on_progress=seen.append))
+    made = make(request, StageContext(on_message=said.append, on_progress=lambda *step: seen.append(step)))
     assert said[0] == "the run that was stopped had other options: a new one begins, with the texts it wrote"
-    assert not any("tokens/s" in step.detail for step in seen), "the texts are there"
+    assert not any("tokens/s" in detail for *_, detail in seen), "the texts are there"
     assert made.kept
     folder = FORGE.path() / made.kept.target_sha256[:16]
     assert [path.name for path in (folder / "training").iterdir()] == ["2"]
@@ -176,11 +176,11 @@ def test_other_options_begin_anew_with_the_same_texts(request_, tmp_path):
 
 def test_a_run_that_kept_nothing_goes_on_by_force(request_, speeds):
     said, seen = [], []
-    context = StageContext(on_message=said.append, on_progress=seen.append)
+    context = StageContext(on_message=said.append, on_progress=lambda *step: seen.append(step))
     assert make(request_).kept is None
     made = make(replace(request_, force=True, name="mine"), context)
     assert said == ["going on with the last run, which kept nothing: its drafts are judged again"]
-    assert not {"writing", "choosing tokens"} & {step.stage for step in seen}
+    assert "writing" not in {stage for stage, *_ in seen}
     assert made.kept.name == "mine"
     make(replace(request_, force=True), context)
     assert len(said) == 1, "that one was kept: a new run"
@@ -230,8 +230,8 @@ def test_a_head_goes_on_from_one_that_is_named(request_, speeds, tiny_path, tmp_
 def test_another_text_in_the_same_file_is_another_run(request_, tmp_path):
     """Its texts are read; the same text under another name goes on."""
 
-    def stop(step):
-        if step.stage == "choosing tokens":
+    def stop(stage, _share, detail):
+        if stage == "choosing tokens":
             raise KeyboardInterrupt
 
     file, said = tmp_path / "notes.txt", []
@@ -248,7 +248,7 @@ def test_another_text_in_the_same_file_is_another_run(request_, tmp_path):
             make(request, StageContext(on_progress=stop, on_message=said.append))
         assert [word in line for line in said] == ([True] if word else [])
     header = read_header(Path(request_.target))
-    dataset = Dataset(DatasetTarget(hash_file(header.path), "target", header.n_embd, header.n_vocab))
+    dataset = Dataset(DatasetTarget(hash_file(header.path), "target", header.n_embd))
     with Model(header.path) as model:
         read = b"".join(model.piece(token) for text in dataset.texts() for token in text.tokens.tolist())
     assert b"one two" in read and b"four five" in read
@@ -362,8 +362,8 @@ def test_too_little_memory_to_train(request_, monkeypatch):
 
 
 def test_one_process_at_a_time(request_):
-    def again(step):
-        if step.stage == "writing":
+    def again(stage, _share, detail):
+        if stage == "writing":
             make(request_)
 
     with pytest.raises(EdgespecError, match="another process makes drafts for target"):

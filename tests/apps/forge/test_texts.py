@@ -23,7 +23,7 @@ def test_files_and_the_history_are_asked_beside_built_in_prompts(
     book = tmp_path / "book.txt"
     book.write_text("".join(f"This is line {i}, and it says so.\n" for i in range(40)))
     with Model(write_tiny_gguf(tmp_path / "target.gguf", n_ctx=2048)) as model:
-        dataset = Dataset(DatasetTarget("ab" * 32, "tiny", model.n_embd, model.n_vocab), tmp_path / "data")
+        dataset = Dataset(DatasetTarget("ab" * 32, "tiny", model.n_embd), tmp_path / "data")
         request = DraftRequest(target="tiny", hours=1.0, answer_tokens=40, prompts=(book,), from_history=True)
         with pytest.raises(EdgespecError, match="the history has 0 tokens"):
             write_texts(model, dataset, request, 6_000, StageContext())

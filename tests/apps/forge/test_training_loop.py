@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +10,9 @@ import numpy as np
 import pytest
 
 from edgespec.apps.forge.request import StageContext
+from edgespec.apps.forge.training.batches import BEST, CHECKPOINT
 from edgespec.apps.forge.training.head import HeadFamily
-from edgespec.apps.forge.training.loop import BEST, Training, TrainingSettings
+from edgespec.apps.forge.training.loop import Training, TrainingSettings
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import read_header
@@ -45,16 +44,16 @@ def whole(target, dataset, tmp_path_factory):
     """A training that nobody ended, the folder of it, and what it told."""
     folder = tmp_path_factory.mktemp("whole") / "training"
     told = []
-    return trained_in(folder, target, dataset, on_progress=told.append), folder, told
+    return trained_in(folder, target, dataset, on_progress=lambda *step: told.append(step)), folder, told
 
 
 def end_after(n_steps: int):
-    """Ask this process to end when a training has come to that step."""
+    """End a training in its step of that number, whose checkpoint is not written."""
     calls = iter(range(1 << 30))  # the first before any step
 
-    def on_progress(_now):
+    def on_progress(*_step):
         if next(calls) == n_steps:
-            os.kill(os.getpid(), signal.SIGTERM)
+            raise KeyboardInterrupt
 
     return on_progress
 
@@ -65,7 +64,7 @@ def test_a_training_learns(whole):
     assert min(trained.acceptance.by_position[:3]) > 0.3  # of 140 tokens
     assert trained.acceptance == trained.history[-1][2]
     assert (folder / BEST).exists()
-    assert told[-1].share == 1.0
+    assert told[-1][1] == 1.0
 
 
 def test_a_step_is_compiled_once(target, dataset, tmp_path, monkeypatch):
@@ -78,7 +77,9 @@ def test_a_step_is_compiled_once(target, dataset, tmp_path, monkeypatch):
         return loss(*inputs)
 
     monkeypatch.setattr(HeadFamily, "loss", counted)
-    trained_in(tmp_path, target, dataset, replace(SETTINGS, tokens=600), on_progress=told.append)
+    trained_in(
+        tmp_path, target, dataset, replace(SETTINGS, tokens=600), on_progress=lambda *step: told.append(step)
+    )
     assert len(told) > 4
     assert n_traced == 1
 
@@ -100,39 +101,21 @@ def damaged(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(target, dataset, whole, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_training_begins_anew(target, dataset, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        trained_in(tmp_path, target, dataset, on_progress=end_after(4))
-    damaged(tmp_path / "latest.npz")
+        trained_in(tmp_path, target, dataset, on_progress=end_after(3))
+    damaged(tmp_path / CHECKPOINT)
     messages, told = [], []
-    trained = trained_in(tmp_path, target, dataset, on_message=messages.append, on_progress=told.append)
-    assert len(messages) == 1
-    assert "latest.npz: damaged" in messages[0]
-    assert "the one before it is used" in messages[0]
-    assert told[0].share == whole[2][3].share
-    jax.tree.map(np.testing.assert_array_equal, trained.params, whole[0].params)
 
+    def on_progress(*step):
+        told.append(step)
+        raise KeyboardInterrupt
 
-def test_both_checkpoints_damaged_is_said_and_it_begins_anew(target, dataset, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        trained_in(tmp_path, target, dataset, on_progress=end_after(2))
-    damaged(tmp_path / "latest.npz")
-    (tmp_path / "before.npz").write_bytes(b"")
-    messages, told = [], []
-    with pytest.raises(KeyboardInterrupt):
-        end = end_after(1)
-        trained_in(
-            tmp_path,
-            target,
-            dataset,
-            on_message=messages.append,
-            on_progress=lambda now: (told.append(now), end(now)),
-        )
-    assert [line.rpartition("; ")[2] for line in messages] == [
-        "the one before it is used",
-        "training begins anew",
-    ]
-    assert told[0].share == 0.0
+        trained_in(tmp_path, target, dataset, on_message=messages.append, on_progress=on_progress)
+    (line,) = messages
+    assert f"{CHECKPOINT}: damaged" in line and line.endswith("; training begins anew")
+    assert told[0][1] == 0.0
 
 
 def test_it_ends_when_acceptance_no_longer_rises(target, dataset, tmp_path):

@@ -60,7 +60,7 @@ def dataset(tmp_path: Path, tiny_target: Model) -> Dataset:
 
 
 def target_of(model: Model) -> DatasetTarget:
-    return DatasetTarget("ab" * 32, "tiny", model.n_embd, model.n_vocab)
+    return DatasetTarget("ab" * 32, "tiny", model.n_embd)
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ from edgespec.llama.weights import Model
 dataset_module.TEXTS_PER_SHARD = 5
 prompts = [TextPrompt(BUILT_IN, (f"Tell me of {i}.",)) for i in range(80)]
 with Model(sys.argv[1]) as model:
-    dataset = Dataset(DatasetTarget("ab" * 32, "tiny", model.n_embd, model.n_vocab), Path(sys.argv[2]))
+    dataset = Dataset(DatasetTarget("ab" * 32, "tiny", model.n_embd), Path(sys.argv[2]))
     settings = WritingSettings(n_texts=4, n_predict=24, longest_prompt=104, window=16, n_pass=20)
     with TargetWriter(model, settings, n_threads=1) as writing, dataset.writer(1 << 26) as writer:
         writing.fill(writer, prompts, until=1 << 30, on_progress=lambda one: print(one.n_tokens, flush=True))

@@ -15,7 +15,6 @@ from edgespec.apps.bench.teacher import (
     NEVER,
     TeacherForcing,
     TeacherScores,
-    best_curve,
     choose,
     curve,
     point,
@@ -63,7 +62,6 @@ ANSWER = marks([0.9, 0.2, 0.1, 0.9, 0.3, 0.9], wrong={1, 4})
         (WakePolicy("margin", 0.2, span=2), (1, 2, 2.0)),
         (WakePolicy("margin", 0.3, span=2), (0, 4, 1.0)),
         (WakePolicy("margin", 0.2, span="rest"), (0, 5, 0.5)),
-        (WakePolicy("margin", 0.3, window=2, span=1), (2, 1, 2.5)),
         (WakePolicy("entropy", 0.7, span=2), (0, 4, 1.0)),
         (WakePolicy("margin", 0.3, span=100), (0, 5, 0.5)),
     ],
@@ -108,7 +106,7 @@ def toy_texts(n=30, length=60, seed=1):
 @pytest.mark.parametrize("span", [1, 16, "rest"])
 def test_a_curve_goes_from_the_small_model_to_the_target(signal, span):
     texts = toy_texts()
-    points = curve(texts, signal, span, 1)
+    points = curve(texts, signal, span)
     n = sum(len(one.agrees) for one in texts)
     n_wrong = sum(not agrees for one in texts for agrees in one.agrees)
     assert (points[0].threshold, points[0].target_share, points[0].loss) == (NEVER[signal], 0.0, n_wrong / n)
@@ -124,18 +122,18 @@ def test_a_curve_goes_from_the_small_model_to_the_target(signal, span):
 @pytest.mark.parametrize("signal", ["margin", "entropy"])
 def test_what_is_chosen_keeps_the_loss_with_the_fewest_tokens(signal):
     texts = toy_texts()
-    best, points = best_curve(texts, signal, 4, 0.03)
-    assert best in points
+    points = curve(texts, signal, 4)
+    best = choose(points, 0.03)
     assert best.loss + best.error <= 0.03
     assert 0.0 < best.target_share < 1.0
     assert all(one.target_share >= best.target_share for one in points if one.loss + one.error <= 0.03)
-    fresh = point(toy_texts(n=200, seed=2), WakePolicy(signal, best.threshold, best.window, 4))
+    fresh = point(toy_texts(n=200, seed=2), WakePolicy(signal, best.threshold, 4))
     assert fresh.loss <= 0.03, "it holds for other prompts of the kind"
-    assert point(texts, WakePolicy(signal, best.threshold, best.window, 4)) == best
+    assert point(texts, WakePolicy(signal, best.threshold, 4)) == best
 
 
 def test_no_loss_is_nearly_the_target_alone_and_any_loss_the_small_model():
-    points = curve(toy_texts(), "margin", 16, 1)
+    points = curve(toy_texts(), "margin", 16)
     assert choose(points, 0.0).loss == 0.0
     assert choose(points, 0.0).target_share > 0.9
     assert choose(points, 0.99) == points[0]
@@ -143,10 +141,10 @@ def test_no_loss_is_nearly_the_target_alone_and_any_loss_the_small_model():
 
 def test_the_standard_error_counts_as_lost():
     points = [
-        ThresholdPoint(0.0, 1, 0.10, 0.0, 0.0),
-        ThresholdPoint(0.4, 1, 0.015, 0.01, 0.2),
-        ThresholdPoint(0.5, 1, 0.012, 0.005, 0.3),
-        ThresholdPoint(1.0, 1, 0.0, 0.0, 1.0),
+        ThresholdPoint(0.0, 0.10, 0.0, 0.0),
+        ThresholdPoint(0.4, 0.015, 0.01, 0.2),
+        ThresholdPoint(0.5, 0.012, 0.005, 0.3),
+        ThresholdPoint(1.0, 0.0, 0.0, 1.0),
     ]
     assert choose(points, 0.02).threshold == 0.5
 
@@ -166,9 +164,8 @@ def headers(tmp_path, monkeypatch):
 CHOICE = ThresholdChoice(
     "margin",
     16,
-    "tokens",
     0.02,
-    ThresholdPoint(0.4, 2, 0.01, 0.002, 0.3, 0.05),
+    ThresholdPoint(0.4, 0.01, 0.002, 0.3, 0.05),
     (),
     "default",
     3,
@@ -182,10 +179,10 @@ def test_what_is_kept_is_what_a_cascade_is_told(headers):
     file = store_calibration(*headers, [CHOICE])
     assert file == calibration_path(*headers)
     assert file.name.startswith("big+small-")
-    assert calibrated(*headers, WakePolicy()) == WakePolicy("margin", 0.4, 2, 16)
+    assert calibrated(*headers, WakePolicy()) == WakePolicy("margin", 0.4, 16)
     rest = replace(CHOICE, span="rest", point=replace(CHOICE.point, threshold=0.1))
     store_calibration(*headers, [rest])
-    assert calibrated(*headers, WakePolicy(span="rest")) == WakePolicy("margin", 0.1, 2, "rest")
+    assert calibrated(*headers, WakePolicy(span="rest")) == WakePolicy("margin", 0.1, "rest")
     assert calibrated(*headers, WakePolicy()).threshold == 0.4, "the other one is still there"
     assert sorted(path.name for path in file.parent.iterdir()) == [".lock", file.name]
 
@@ -215,7 +212,7 @@ def test_without_a_calibration_it_says_what_to_run(headers, wake_policy, words):
         lambda _text: "[]",
         lambda text: text.replace('"margin"', '"surprise"', 1),
         lambda text: text.replace('"threshold": 0.4', '"threshold": 4'),
-        lambda text: text.replace('"format": 1', '"format": 0'),
+        lambda text: text.replace('"format": 2', '"format": 1'),
         lambda text: text.replace('"target": "', '"target": "00'),
     ],
     ids=range(7),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.options import WakePolicy
 from edgespec.decoding.sampling import Coins
-from edgespec.engine.cascade import Cascade, Confidence, SmallModel, signal_of
+from edgespec.engine.cascade import Cascade, SmallModel, signal_of
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.session import Session
 from tiny_gguf import write_tiny_gguf
@@ -50,22 +50,13 @@ def test_signals_of_tokens_that_are_none():
     assert (signal_of(alone, "margin"), signal_of(alone, "entropy")) == (1.0, 0.0)
 
 
-def test_a_window_averages_and_begins_anew():
-    confidence = Confidence(WakePolicy("margin", 0.5, window=2))
-    assert [confidence.lost(value) for value in (0.9, 0.2, 0.8, 0.1)] == [False, False, True, True]
-    confidence.forget()
-    assert not confidence.lost(0.6), "0.1 is forgotten"
-    entropy = Confidence(WakePolicy("entropy", 1.0, window=3))
-    assert [entropy.lost(value) for value in (0.5, 1.4, 1.1, 0.2)] == [False, False, True, False]
-
-
 @pytest.mark.parametrize("signal", ["margin", "entropy"])
 def test_the_ends_of_a_threshold(signal):
     never, always = {"margin": (0.0, 1.0), "entropy": (math.inf, 0.0)}[signal]
     rows = [np.zeros(5, np.float32), np.array([50, 0, 0], np.float32), np.array([1, 0, 0], np.float32)]
     for row in rows:
-        assert not Confidence(WakePolicy(signal, never)).lost(signal_of(row, signal))
-        assert Confidence(WakePolicy(signal, always)).lost(signal_of(row, signal))
+        assert not WakePolicy(signal, never).wakes(signal_of(row, signal))
+        assert WakePolicy(signal, always).wakes(signal_of(row, signal))
 
 
 # ---- toy models ----
@@ -94,7 +85,6 @@ def cascade_of(
     *,
     threshold=0.5,
     span=2,
-    window=1,
     params=GREEDY,
     small=None,
     target=target_row,
@@ -113,7 +103,7 @@ def cascade_of(
             params,
             seed,
             rule="match",
-            cascade=WakePolicy("margin", threshold, window, span),
+            cascade=WakePolicy("margin", threshold, span),
             n_predict=options.pop("n_predict", 10),
         ),
         **options,
@@ -190,12 +180,6 @@ def test_a_seed_gives_one_text():
     assert text(3) == text(3)
     assert text(3) != text(4)
     assert {*text(3)[1]} == {"s", "T"}
-
-
-def test_a_window_wakes_later():
-    margins = {5: 0.2, 6: 0.2, 7: 0.2}
-    assert written(cascade_of(margins)[0])[1].index("T") == 2
-    assert written(cascade_of(margins, window=2)[0])[1].index("T") == 3, "(0.9 + 0.2) / 2 is above 0.5"
 
 
 def test_an_end_of_generation_token_ends_it_whoever_writes_it():

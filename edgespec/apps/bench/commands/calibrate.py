@@ -111,13 +111,15 @@ def calibrate_command(
 def _choice(
     texts: Sequence[TeacherScores], signal: Signal, span: Span, loss: float, suite: str
 ) -> ThresholdChoice:
-    from edgespec.apps.bench.teacher import best_curve
+    from edgespec.apps.bench.teacher import choose, curve
     from edgespec.engine.cascade import ThresholdChoice
 
-    best, points = best_curve(texts, signal, span, loss)
+    points = curve(texts, signal, span)
     n_tokens = sum(len(marks.agrees) for marks in texts)
     date = datetime.now().astimezone().isoformat(timespec="seconds")
-    return ThresholdChoice(signal, span, "tokens", loss, best, points, suite, len(texts), n_tokens, date)
+    return ThresholdChoice(
+        signal, span, loss, choose(points, loss), points, suite, len(texts), n_tokens, date
+    )
 
 
 def _print_choice(choice: ThresholdChoice) -> None:
@@ -128,7 +130,6 @@ def _print_choice(choice: ThresholdChoice) -> None:
     rows = [
         [
             f"{point.threshold:.3g}",
-            f"{point.window}",
             f"{point.target_share:.0%}",
             f"{point.loss:.1%} ± {point.error:.1%}",
             NONE if point.kl is None else f"{point.kl:.4f}",
@@ -137,7 +138,7 @@ def _print_choice(choice: ThresholdChoice) -> None:
         for point in choice.curve
         if point in shown
     ]
-    headings = [">over\ntokens", ">the target\nwrites", ">loss of\ntokens", ">KL, nats a token", ""]
+    headings = [">the target\nwrites", ">loss of\ntokens", ">KL, nats a token", ""]
     print_figures([[f">{choice.signal}", *headings], *rows])
     out.print(
         f"{choice.wake_policy}: the target writes {choice.point.target_share:.0%} of the tokens, "

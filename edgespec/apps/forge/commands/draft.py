@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from edgespec.cli.completion import complete_draft, complete_model
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.groups import grouped, option_group
 from edgespec.cli.made_drafts import acceptance_text, described, full_table, sources_text
-from edgespec.cli.options import TARGET, JsonOption, ThreadsAndKernels
+from edgespec.cli.options import TARGET, JsonOption, ThreadsAndKernels, read_number
 from edgespec.cli.progress import LINE_EVERY, WorkDisplay, pull_named
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
@@ -28,30 +27,28 @@ from edgespec.models.draft_records import best_first, draft_records
 from edgespec.models.hub import format_size
 
 if TYPE_CHECKING:
-    from edgespec.apps.bench.summary import VariantComparison
     from edgespec.apps.forge.evaluation import CandidateResult
     from edgespec.apps.forge.make import MakeResult
-    from edgespec.apps.forge.request import DraftRequest, EvaluationSettings, StageContext, StageProgress
+    from edgespec.apps.forge.request import DraftRequest, EvaluationSettings, StageContext
 
 
 class StageDisplay(WorkDisplay):
     """The progress of the current stage: a bar in a terminal, elsewhere a line for each tenth."""
 
-    def show_stage(self, step: StageProgress) -> None:
+    def show_stage(self, stage: str, share: float, detail: str) -> None:
         """Show the progress of a stage."""
-        if step.stage != self._last:
+        if stage != self._last:
             self._next_line = LINE_EVERY
-        self.show(step.stage, step.share, 1.0, f": {step.detail}" if step.detail else "")
-        if step.detail and step.share >= self._next_line and not err.is_terminal:
-            err.print(f"{step.stage}: {step.share:.0%}, {step.detail}")
-            self._next_line += LINE_EVERY * ((step.share - self._next_line) // LINE_EVERY + 1)
+        self.show(stage, share, 1.0, f": {detail}" if detail else "")
+        if detail and share >= self._next_line and not err.is_terminal:
+            err.print(f"{stage}: {share:.0%}, {detail}")
+            self._next_line += LINE_EVERY * ((share - self._next_line) // LINE_EVERY + 1)
 
 
 # ---- options of `edgespec draft make` and `draft eval`, and what users write as numbers and sizes ----
 
 
 _DATA, _TRAINING, _JUDGING = "What it learns from", "Training", "Judging"
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)([iI]?[bB])?")
 _LONGEST_WAIT_S = 30.0
 
 
@@ -159,19 +156,6 @@ class EvaluationOptions:
         return EvaluationSettings(self.n_predict, self.rounds, n_prompts, threads, compute.kernels)
 
 
-def amount(text: str, field: str, *, is_size: bool = False) -> int:
-    """Return a number as users write it, such as 200k, or the bytes of a size, such as 1.5GiB.
-
-    Raises UsageError.
-    """
-    found = _NUMBER.fullmatch(text.strip())
-    if not found or (found[3] and not is_size):
-        like = "a size, such as 500MB or 2GB" if is_size else "a number, such as 5000, 200k or 1M"
-        raise UsageError(f"must be {like}", field=field, value=text)
-    base = 1024.0 if found[3] and found[3][0] in "iI" else 1000.0
-    return int(float(found[1]) * base ** " kmg".index(found[2].lower() or " "))
-
-
 def seconds_until(time_of_day: str, now: datetime) -> float:
     """Return the seconds from `now` until it is that time, such as "07:00". Raises UsageError."""
     try:
@@ -221,8 +205,8 @@ def _request(
     asked: dict[str, Any] = {**vars(data), **vars(training)}
     for name in ("data_tokens", "tokens"):
         if asked[name] is not None:
-            asked[name] = amount(asked[name], name)
-    asked["budget"] = amount(data.budget, "budget", is_size=True)
+            asked[name] = read_number(name, asked[name])
+    asked["budget"] = read_number("budget", data.budget, is_size=True)
     asked["prompts"], asked["types"] = tuple(data.prompts or ()), tuple(parse_types(training.types, "types"))
     if training.hours is None and training.tokens is None:
         asked["hours"] = 2.0
@@ -438,8 +422,10 @@ def made_document(made: MakeResult) -> dict[str, Any]:
 
 
 def _table(rows: list[tuple[str, CandidateResult]]) -> Table:
+    from edgespec.apps.bench.rows import shown, with_interval
+
     table = Table("draft", box=None, pad_edge=False)
-    for title in ("size", "c", "accepted", "greedy", "95% of it", "at 0.8", "95% of it", "rounds"):
+    for title in ("size", "c", "accepted", "greedy [95 %]", "at 0.8 [95 %]", "rounds"):
         table.add_column(title, justify="right")
     for name, one in rows:
         timing = one.timing
@@ -447,16 +433,10 @@ def _table(rows: list[tuple[str, CandidateResult]]) -> Table:
             name,
             format_size(one.size) if one.size else "-",
             *((f"{timing.cost_ratio:.2f}", acceptance_text(timing.acceptance)) if timing else ("-", "-")),
-            *(f"{one.gains.greedy:.2f}x", _interval(one.greedy)),
-            *(f"{one.gains.sampled:.2f}x", _interval(one.sampled)),
+            *(shown(speedup.speedup, with_interval) for speedup in (one.greedy, one.sampled)),
             str(one.rounds),
         )
     return table
-
-
-def _interval(comparison: VariantComparison) -> str:
-    found = comparison.speedup
-    return f"{found.low:.2f}-{found.high:.2f}" if found and found.low and found.high else "-"
 
 
 def _document(judged: CandidateResult) -> dict[str, Any]:

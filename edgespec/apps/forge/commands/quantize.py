@@ -58,7 +58,7 @@ def own_texts(
         TargetWriter(model, n_threads=n_threads) as target,
         TemporaryDirectory() as folder,
     ):
-        dataset = Dataset(DatasetTarget("", path.name, model.n_embd, model.n_vocab), Path(folder))
+        dataset = Dataset(DatasetTarget("", path.name, model.n_embd), Path(folder))
         with dataset.writer(n_tokens * (4 * model.n_embd + 64)) as writer:
             target.fill(
                 writer,

@@ -30,6 +30,9 @@ N_DRAFTED = 5
 MOST = 8192
 """Tokens of the texts of each kind on which heads are evaluated."""
 
+BEST, CHECKPOINT = "best.npz", "latest.npz"
+"""Files in the folder of a training: the parameters with the best acceptance, and what it resumes from."""
+
 EmbedFn = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float16]]
 
 

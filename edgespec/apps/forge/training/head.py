@@ -34,7 +34,7 @@ from jax import Array
 
 from edgespec.apps.forge.dataset import TrainingText
 from edgespec.apps.forge.training.batches import EmbedFn, TrainingBatch
-from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
+from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, Floats, ModelWeights
 from edgespec.drafting.heads.head_file import (
     FUSION_OFFSET,
     FUSION_TYPE,
@@ -160,8 +160,6 @@ def rope(x: Array, cosine: Array, sine: Array) -> Array:
     a, b = x[..., ::2], x[..., 1::2]
     return jnp.stack([a * cosine - b * sine, a * sine + b * cosine], -1).reshape(x.shape)
 
-
-Floats = npt.NDArray[np.float32]
 
 # ---- file of a head: a GGUF of one block, which llama.cpp runs; read again to resume training ----
 #
@@ -511,7 +509,7 @@ def _shifted(x: Array, n: int) -> Array:
     return jnp.pad(x, ((0, 0), (n, 0), *((0, 0),) * (x.ndim - 2)))[:, : x.shape[1]]
 
 
-def _rms(x: npt.NDArray[np.float32]) -> float:
+def _rms(x: Floats) -> float:
     return float(np.sqrt((x**2).mean()))
 
 

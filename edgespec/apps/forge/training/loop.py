@@ -1,22 +1,18 @@
 """Training loop, and the acceptance of drafts on held-out texts, by which it is evaluated.
 
 A training may be stopped at any moment (Ctrl-C, SIGTERM, kill -9, a power cut). It resumes from its last
-checkpoint with the next batch.
+checkpoint, at most some minutes old.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import jax
@@ -27,9 +23,11 @@ import numpy.typing as npt
 import optax
 from jax import Array
 
-from edgespec.apps.forge.dataset import BUILT_IN, Dataset, TrainingText, read_npz
-from edgespec.apps.forge.request import StageContext, StageProgress
+from edgespec.apps.forge.dataset import Dataset, TrainingText, read_npz
+from edgespec.apps.forge.request import StageContext
 from edgespec.apps.forge.training.batches import (
+    BEST,
+    CHECKPOINT,
     MOST,
     N_DRAFTED,
     BatchSize,
@@ -39,7 +37,7 @@ from edgespec.apps.forge.training.batches import (
     batches,
 )
 from edgespec.apps.forge.training.head import FACTOR, HeadFamily, Params, dot
-from edgespec.errors import EdgespecError, MessageFn, describe_os_error, silent
+from edgespec.errors import EdgespecError, MessageFn, describe_os_error
 from edgespec.platform.files import replacing
 from edgespec.platform.kept import DamagedFileError
 
@@ -153,20 +151,14 @@ class AcceptanceEvaluation:
 
 def starts(batch: TrainingBatch, n: int) -> npt.NDArray[np.bool_]:
     """Return bool (rows, a): whether a draft of `n` tokens fits into its text at each answer."""
-    answers = np.asarray(batch.answers)
-    last = np.full_like(answers, -1)
-    weights = np.zeros_like(batch.weights)
-    last[:, : answers.shape[1] - n + 1] = answers[:, n - 1 :]
-    weights[:, : answers.shape[1] - n + 1] = batch.weights[:, n - 1 :]
-    found: npt.NDArray[np.bool_] = (np.asarray(batch.weights) > 0) & (weights > 0) & (last == answers + n - 1)
+    answers, learnt = np.asarray(batch.answers), np.asarray(batch.weights) > 0
+    found, m = np.zeros_like(learnt), answers.shape[1] - n + 1
+    found[:, :m] = learnt[:, :m] & learnt[:, n - 1 :] & (answers[:, n - 1 :] == answers[:, :m] + n - 1)
     return found
 
 
 # ---- the loop ----
 
-
-BEST = "best.npz"
-"""File of the parameters with the best acceptance, in the folder of a training."""
 
 _WARM_START = 0.5  # share of the rate with another training's weights, which are unlearned first at all of it
 _LEARNING = 0.2  # the same for a head that learns: a night must not unlearn what weeks taught
@@ -232,8 +224,7 @@ class Training:
     ) -> None:
         """Prepare; `context` is notified of each step. Raises EdgespecError for too few texts."""
         texts = list(dataset.texts(held_out=False))
-        judged = dataset.texts(held_out=True)
-        held_out = [text for text in judged if text.temperature == 0.0 or text.source != BUILT_IN]
+        held_out = list(dataset.texts(held_out=True))
         rows = settings.rows
         packing = TextPacking(texts, rows, mixes=settings.learns)
         if not packing.n_answers or not held_out:
@@ -258,8 +249,7 @@ class Training:
     def run(self, start: Path | Params | None = None) -> TrainingResult:
         """Train until hours or tokens are used up, or drafts get no better.
 
-        `start`: parameters, or the folder of an earlier training that has them. SIGINT and SIGTERM end it
-        after a step, with a checkpoint and a KeyboardInterrupt. Raises EdgespecError.
+        `start`: parameters, or the folder of an earlier training that has them. Raises EdgespecError.
         """
         params, moments = self._begin(start)
         settings, state = self._settings, self._state
@@ -267,35 +257,32 @@ class Training:
         key, warm = jax.random.key(settings.seed), _LEARNING if settings.learns else _WARM_START
         longest = 1.0 if start is None else warm
         feed = self._batches(state.place)
-        with stop_signals() as asked:
-            self._report("compiling")
-            while (share := self._share()) < 1 and len(state.history) - state.best <= settings.patience:
-                batch, place = next(feed)
-                length = longest * min(1.0, (state.n_steps + 1) / _WARM_UP)
-                length *= 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share))
-                own = jax.random.fold_in(key, state.n_steps)
-                params, moments, loss = self._step(
-                    params, moments, self._family.frozen, batch, own, jnp.float32(length)
-                )
-                if not math.isfinite(loss):
-                    raise EdgespecError(f"the training diverged at step {state.n_steps}; lower its rate")
-                state.place, state.n_steps = place, state.n_steps + 1
-                state.n_tokens += int((batch.weights > 0).sum())
-                state.elapsed_s = time.monotonic() - began
-                self._report()
-                evaluated_s = state.history[-1][1] if state.history else 0.0
-                if state.elapsed_s - evaluated_s >= settings.evaluate_s and not asked.is_set():
-                    self._evaluate_now(params)
-                    state.elapsed_s = time.monotonic() - began
-                if asked.is_set() or time.monotonic() - kept >= settings.checkpoint_s:
-                    save_checkpoint(self._folder, (params, moments), msgspec.to_builtins(state))
-                    kept = time.monotonic()
-                if asked.is_set():
-                    raise KeyboardInterrupt
-            if not state.history or state.history[-1][0] != state.n_tokens:
-                self._evaluate_now(params)
+        self._report("compiling")
+        while (share := self._share()) < 1 and len(state.history) - state.best <= settings.patience:
+            batch, place = next(feed)
+            length = longest * min(1.0, (state.n_steps + 1) / _WARM_UP)
+            length *= 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share))
+            own = jax.random.fold_in(key, state.n_steps)
+            params, moments, loss = self._step(
+                params, moments, self._family.frozen, batch, own, jnp.float32(length)
+            )
+            if not math.isfinite(loss):
+                raise EdgespecError(f"the training diverged at step {state.n_steps}; lower its rate")
+            state.place, state.n_steps = place, state.n_steps + 1
+            state.n_tokens += int((batch.weights > 0).sum())
             state.elapsed_s = time.monotonic() - began
-            save_checkpoint(self._folder, (params, moments), msgspec.to_builtins(state))
+            self._report()
+            evaluated_s = state.history[-1][1] if state.history else 0.0
+            if state.elapsed_s - evaluated_s >= settings.evaluate_s:
+                self._evaluate_now(params)
+                state.elapsed_s = time.monotonic() - began
+            if time.monotonic() - kept >= settings.checkpoint_s:
+                self._save((params, moments))
+                kept = time.monotonic()
+        if not state.history or state.history[-1][0] != state.n_tokens:
+            self._evaluate_now(params)
+        state.elapsed_s = time.monotonic() - began
+        self._save((params, moments))
         state.params = best_params(self._folder, params)
         return state
 
@@ -303,7 +290,7 @@ class Training:
         """Return parameters and optimizer state: the last checkpoint's, those of `start`, or new ones."""
         params = self._family.init(jax.random.key(self._settings.seed))
         moments = self._optimizer.init(params)
-        found = load_checkpoint(self._folder, (params, moments), on_message=self._context.on_message)
+        found = load_checkpoint(self._folder, (params, moments), self._context.on_message)
         if found is not None:
             (params, moments), facts = found
             n_texts = self._state.n_texts
@@ -314,6 +301,9 @@ class Training:
         elif start is not None:
             params = best_params(start, params) if isinstance(start, Path) else start
         return jax.tree.map(_typed, params), jax.tree.map(_typed, moments)
+
+    def _save(self, tree: Tree) -> None:
+        write_arrays(self._folder / CHECKPOINT, tree, msgspec.to_builtins(self._state))
 
     def _share(self) -> float:
         settings, state = self._settings, self._state
@@ -333,7 +323,7 @@ class Training:
         shares = state.history[-1][2].by_position if state.history else ()
         accepted = f"accepted {' '.join(f'{share:.2f}' for share in shares)}, " if shares else ""
         detail = detail or f"{accepted}{state.n_tokens:,} tokens"
-        self._context.on_progress(StageProgress("training head", share, detail))
+        self._context.on_progress("training head", share, detail)
 
 
 def best_params(folder: Path, like: Params) -> Params:
@@ -352,66 +342,23 @@ def _typed(x: jax.typing.ArrayLike) -> jax.Array:
     return jnp.asarray(x, jnp.result_type(x))
 
 
-@contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """Give an event that the first SIGINT or SIGTERM sets; the second has its usual effect.
-
-    Outside the main thread, the only one that gets signals, it is never set.
-    """
-    asked, previous = threading.Event(), dict[int, Any]()
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, previous[number])
-        asked.set()
-
-    try:
-        if threading.current_thread() is threading.main_thread():
-            for one in (signal.SIGINT, signal.SIGTERM):
-                previous[one] = signal.signal(one, note)
-        yield asked
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-# ---- checkpoints, from which a training resumes ----
-#
-#     latest.npz     the arrays by name, and "facts" as JSON
-#     before.npz     the checkpoint before, in case the latest is damaged
-#
-# A file is complete or missing; a zip has checksums.
-
-LATEST, BEFORE = "latest.npz", "before.npz"
+# ---- files of arrays by name, with "facts" as JSON: complete or missing, with a zip's checksums ----
 
 Tree = Any
 
 
-def save_checkpoint(folder: Path, tree: Tree, facts: Mapping[str, Any]) -> None:
-    """Write `tree` and `facts`, which JSON can hold, as the latest checkpoint of `folder`.
-
-    Raises EdgespecError when they cannot be written; the checkpoint before stays, as BEFORE.
-    """
-    with suppress(FileNotFoundError):
-        (folder / LATEST).replace(folder / BEFORE)
-    write_arrays(folder / LATEST, tree, facts)
-
-
-def load_checkpoint(
-    folder: Path, like: Tree, *, on_message: MessageFn = silent
-) -> tuple[Tree, dict[str, Any]] | None:
-    """Return the newest intact checkpoint of `folder`, in the structure of `like`; None if there is none."""
-    for path in (folder / LATEST, folder / BEFORE):
-        try:
-            return read_arrays(path, like)
-        except FileNotFoundError:
-            continue
-        except DamagedFileError as error:
-            has_older = path.name == LATEST and (folder / BEFORE).exists()
-            instead = "the one before it is used" if has_older else "training begins anew"
-            on_message(f"{path}: damaged ({error}); {instead}")
-        except OSError as error:
-            raise EdgespecError(f"cannot read the training: {describe_os_error(error)}") from error
-    return None
+def load_checkpoint(folder: Path, like: Tree, on_message: MessageFn) -> tuple[Tree, dict[str, Any]] | None:
+    """Return the checkpoint in `folder`, in the structure of `like`; None: none, or a damaged one."""
+    path = folder / CHECKPOINT
+    try:
+        return read_arrays(path, like)
+    except FileNotFoundError:
+        return None
+    except DamagedFileError as error:
+        on_message(f"{path}: damaged ({error}); training begins anew")
+        return None
+    except OSError as error:
+        raise EdgespecError(f"cannot read the training: {describe_os_error(error)}") from error
 
 
 def write_arrays(path: Path, tree: Tree, facts: Mapping[str, Any]) -> None:

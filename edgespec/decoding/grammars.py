@@ -27,6 +27,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from edgespec.decoding.constraint import Constraint, Words
 from edgespec.decoding.json_schemas import compiled, explained, read_schema
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.session import SessionModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.closing import Closing
 
@@ -233,16 +234,8 @@ _known: weakref.WeakKeyDictionary[GrammarModel, GrammarVocabulary] = weakref.Wea
 _lock = threading.Lock()
 
 
-class GrammarModel(Protocol):
+class GrammarModel(SessionModel, Protocol):
     """The model whose tokens a grammar allows or forbids."""
-
-    @property
-    def name(self) -> str:
-        """The model's name, for errors."""
-
-    @property
-    def n_vocab(self) -> int:
-        """Tokens of its vocabulary."""
 
     @property
     def handle(self) -> object:
@@ -259,12 +252,6 @@ class GrammarModel(Protocol):
     @property
     def sessions(self) -> MutableSet[Closing]:
         """All that is closed before it."""
-
-    def is_eog(self, token: int) -> bool:
-        """Whether `token` ends a text."""
-
-    def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes of `token`; with `special` also a control token's name."""
 
 
 class GrammarVocabulary(Closing):

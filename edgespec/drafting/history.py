@@ -79,7 +79,7 @@ class HistoryInfo(NamedTuple):
 class History:
     """The documents of one tokenizer, on disk.
 
-        history = History(tokenizer_fingerprint(model), on_message=print)
+        history = History(tokenizer_fingerprint(model.header), on_message=print)
         store.extend(history.load(n_vocab=model.n_vocab))
         history.append(prompt + answer)
 

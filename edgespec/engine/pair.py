@@ -11,13 +11,12 @@ import msgspec
 
 from edgespec._core import Interrupt
 from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter, Rule
-from edgespec.decoding.constraint import Constraint
+from edgespec.decoding.constraint import Constraint, ThoughtConstraint, ThoughtLimit
 from edgespec.decoding.generate import Task
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.options import Options, WakePolicy
 from edgespec.decoding.records import Mode
 from edgespec.decoding.sampling import Coins
-from edgespec.decoding.thoughts import ThoughtConstraint, ThoughtLimit
 from edgespec.drafting.draft import check_target, find_draft
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.draft_search import DraftSearch

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -402,20 +401,13 @@ def architecture_support(header: GGUFHeader) -> ArchitectureSupport | None:
 _UNUSED = 5  # enum llama_token_type
 
 
-class HasHeader(Protocol):
-    """Whatever was loaded from a GGUF file and keeps its header."""
-
-    header: GGUFHeader
-
-
-def tokenizer_fingerprint(source: HasHeader | GGUFHeader) -> str:
+def tokenizer_fingerprint(header: GGUFHeader) -> str:
     """Return a name for the meaning of a model's token ids, such as "qwen2-0123456789abcdef".
 
     The same for all sizes and quantizations of a family: a hash of the file's token list, without the padding
     at its end, of the merges and of the tokenizer's type. Raises EdgespecError if the file has no token list,
     OSError if it cannot be read.
     """
-    header = source if isinstance(source, GGUFHeader) else source.header
     gguf, pre = header.gguf, header.gguf.text("tokenizer.ggml.pre")
     if TOKENS not in gguf.fields:
         raise EdgespecError(f"{header.path}: no token list was found in it")

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from constrained_runs import ConstrainedTarget, Runs, check_that_the_seed_decides, forced_draft
+from edgespec.decoding.constraint import ThoughtConstraint, ThoughtLimit, ThoughtMatcher
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.thoughts import ThoughtConstraint, ThoughtLimit, ThoughtMatcher
 from edgespec.drafting.pace import Policy
 from toy_paces import POLICIES, RandomPace, cases, soon_drafting
 

@@ -176,7 +176,7 @@ class HistoryTexts:
         elsewhere too is held out in both places or in neither.
         """
         self._n_prompts = n_prompts or {}
-        history = history or History(tokenizer_fingerprint(model))
+        history = history or History(tokenizer_fingerprint(model.header))
         stored = history.load(n_vocab=model.n_vocab)
         ends = np.flatnonzero(stored < 0)
         documents = [part[part >= 0].tolist() for part in np.split(stored, ends)]

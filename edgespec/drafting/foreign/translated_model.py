@@ -213,8 +213,6 @@ class TranslatedModel(DraftModel):
 
         Its passes depend on each other, and are not shared. There are no `guesses`.
         """
-        if guesses:
-            raise ValueError("it drafts without guesses")
         started = time.perf_counter()
         self._compare(tokens)
         wanted = self._follow(tokens)

@@ -336,8 +336,6 @@ class BlockModel(WindowedModel):
 
         `follows` must say that it can; there are no `guesses`.
         """
-        if guesses:
-            raise ValueError("a block is drafted without guesses")
         if not self._is_new(len(tokens)):
             row, confidence = self._rows.logits_at(len(tokens) - self._began_at, tokens[-1])
             # Not a pass to learn costs from.

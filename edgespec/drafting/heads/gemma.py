@@ -195,8 +195,6 @@ class LentModel(DraftModel):
 
     def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
         """Return the pass over the last token; `follows` must say that it can, and there are no `guesses`."""
-        if guesses:
-            raise ValueError("it drafts without guesses")
         before = len(tokens) - 2
         is_known = self.features.first <= before < self.features.end
         state = self.features.rows(before, before + 1) if is_known else self._own

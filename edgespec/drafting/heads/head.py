@@ -176,8 +176,6 @@ class HeadModel(WindowedModel):
 
         The target's hidden states must be known, but for the last token's predecessor (`follows`).
         """
-        if guesses:
-            raise ValueError("a head drafts without guesses")
         started = time.perf_counter()
         start = self._find_start()
         pending = tokens[start:]

@@ -7,9 +7,9 @@ after the last tensor, where no GGUF parser looks: the fusion matrix [We | Wf]
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -24,8 +24,7 @@ FUSION_TYPE, FUSION_OFFSET = HEAD_PREFIX + "fusion_type", HEAD_PREFIX + "fusion_
 _AGAIN = "make it again with `edgespec draft make`"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadFile:
+class HeadFile(msgspec.Struct, frozen=True, eq=False):
     """The metadata of a draft head."""
 
     path: Path

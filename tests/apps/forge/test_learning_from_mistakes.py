@@ -93,7 +93,7 @@ def test_a_long_text_is_cut_and_its_weights_with_it():
 def test_a_rejected_text_and_its_document_in_the_history_are_one(tiny_target):
     text = rejected_text(3)
     (prompt,) = rejected_texts([text])
-    history = History(tokenizer_fingerprint(tiny_target))
+    history = History(tokenizer_fingerprint(tiny_target.header))
     history.append(text.tokens.tolist())
     lengths = {prompt.tokens: text.n_prompt}
     (document,) = HistoryTexts(tiny_target, least=0, n_prompts=lengths).texts()
@@ -238,7 +238,7 @@ def test_a_night_takes_what_was_not_read_yet_and_a_built_in_answer_for_each(
 
 
 def fill_history(target):
-    History(tokenizer_fingerprint(target)).extend([[i, *range(20, 90)] for i in range(40)])
+    History(tokenizer_fingerprint(target.header)).extend([[i, *range(20, 90)] for i in range(40)])
 
 
 def test_where_the_budget_is_full_new_mistakes_take_the_place_of_forgotten_ones(

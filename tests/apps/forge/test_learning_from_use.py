@@ -32,7 +32,7 @@ def fill_history(target, n):
             f"It is {2 * i}, as all of us know. ", add_special=False, parse_special=False
         )
         documents.append([*asked, *answer])
-    History(tokenizer_fingerprint(target)).extend(documents)
+    History(tokenizer_fingerprint(target.header)).extend(documents)
     return sum(map(len, documents))
 
 

@@ -36,7 +36,7 @@ ANSWER = " and so the answer goes on and on, for quite a while, until it ends at
 
 def history_of(model: Model, documents: list[list[int]]) -> History:
     """A history of these documents alone."""
-    history = History(tokenizer_fingerprint(model))
+    history = History(tokenizer_fingerprint(model.header))
     history.path.unlink(missing_ok=True)
     history.extend(documents)
     return history

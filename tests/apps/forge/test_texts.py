@@ -28,7 +28,9 @@ def test_files_and_the_history_are_asked_beside_built_in_prompts(
         with pytest.raises(EdgespecError, match="the history has 0 tokens"):
             write_texts(model, dataset, request, 6_000, StageContext())
         questions = [model.tokenize_chat([{"role": "user", "content": f"What is {i}?"}]) for i in range(40)]
-        History(tokenizer_fingerprint(model)).extend([[*question, *range(60)] for question in questions])
+        History(tokenizer_fingerprint(model.header)).extend(
+            [[*question, *range(60)] for question in questions]
+        )
         write_texts(model, dataset, request, 6_000, StageContext())
     assert dataset.n_answer_tokens() >= 6_000
     assert {text.source for text in dataset.texts()} == {BUILT_IN, FROM_FILE, FROM_HISTORY, READ}

@@ -635,7 +635,7 @@ def _announced(
         target=file_identity(engine.target.path),
         draft=file_identity(engine.draft.path) if engine.draft else None,
         drafters=tuple(drafters_of(engine)),
-        tokenizer=tokenizer_fingerprint(engine.target),
+        tokenizer=tokenizer_fingerprint(engine.target.header),
         n_ctx_train=engine.target.n_ctx_train,
         loading=loading.compute.for_text(loading.chat_template),
         keeps_texts=loading.learn or loading.states.state_dir is not None,

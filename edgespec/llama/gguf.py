@@ -16,7 +16,7 @@ import ctypes
 import math
 import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -476,11 +476,6 @@ def describe_file(start: bytes) -> str:
 _VERSION = 3
 
 
-def encode_head(n_tensors: int, n_fields: int) -> bytes:
-    """Return the first bytes of a file: magic, version, numbers of tensors and fields."""
-    return HEAD.pack(b"GGUF", _VERSION, n_tensors, n_fields)
-
-
 def encode_text(key: str, value: str) -> bytes:
     """Return a field whose value is a text."""
     return _text(key.encode()) + WORD.pack(STRING) + _text(value.encode())
@@ -503,10 +498,29 @@ def encode_texts(key: str, values: Sequence[bytes]) -> bytes:
     return head + b"".join(map(_text, values))
 
 
-def encode_tensor_info(info: TensorInfo) -> bytes:
-    """Return the bytes that describe a tensor: name, shape, type, offset."""
-    n = len(info.shape)
-    return _text(info.name.encode()) + struct.pack(f"<I{n}QIQ", n, *info.shape, info.kind, info.offset)
+def encode_start(
+    fields: Sequence[bytes], tensors: Iterable[tuple[str, tuple[int, ...], int]]
+) -> tuple[list[TensorInfo], bytes]:
+    """Return a file's tensors with their places, and what comes before their data.
+
+    `tensors`: name, shape and type of each. The data of each is padded to a multiple of ALIGNMENT.
+    """
+    infos: list[TensorInfo] = []
+    offset = 0
+    for tensor in tensors:
+        infos.append(TensorInfo(*tensor, offset))
+        offset = aligned(offset + infos[-1].bytes)
+    start = HEAD.pack(b"GGUF", _VERSION, len(infos), len(fields)) + b"".join(fields)
+    for info in infos:
+        n = len(info.shape)
+        described = struct.pack(f"<I{n}QIQ", n, *info.shape, info.kind, info.offset)
+        start += _text(info.name.encode()) + described
+    return infos, padded(start)
+
+
+def padded(data: bytes) -> bytes:
+    """Return `data`, filled up to a multiple of ALIGNMENT."""
+    return data.ljust(aligned(len(data)), b"\0")
 
 
 def _text(value: bytes) -> bytes:

@@ -13,7 +13,6 @@ other programs were busy meanwhile.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import statistics
@@ -31,8 +30,19 @@ import numpy.typing as npt
 from edgespec.decoding.session import Rows
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
-from edgespec.llama.backend import foreign_function
-from edgespec.llama.gguf import from_floats, row_bytes, to_floats, type_number
+from edgespec.llama.gguf import (
+    F32,
+    FLOAT32,
+    UINT32,
+    encode_number,
+    encode_start,
+    encode_text,
+    from_floats,
+    padded,
+    row_bytes,
+    to_floats,
+    type_number,
+)
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.kernel_timing import MatrixShape, Prefetch, WeightStream, beyond_caches
 from edgespec.llama.selftest import FAILED, PrefetchChoice
@@ -65,6 +75,11 @@ class TestMatrix(NamedTuple):
     """The standard deviation of its products with unit vectors."""
     n_matrices: int = 1
     """In one tensor: one for each expert."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's, in ggml's order."""
+        return (self.columns, self.rows, self.n_matrices)[: 2 + (self.n_matrices > 1)]
 
 
 # Large queries and keys make attention sharp, so that errors in them show.
@@ -109,70 +124,42 @@ _NORMS = (
 )
 
 
-class _ContextParams(ctypes.Structure):
-    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
-
-
-_pointer, _text, _int64 = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64
-_init = foreign_function("ggml_init", _pointer, _ContextParams)
-_free = foreign_function("ggml_free", None, _pointer)
-_new_tensor = foreign_function("ggml_new_tensor_3d", _pointer, _pointer, ctypes.c_int, *[_int64] * 3)
-_set_name = foreign_function("ggml_set_name", _pointer, _pointer, _text)
-_data = foreign_function("ggml_get_data", _pointer, _pointer)
-_gguf_init = foreign_function("gguf_init_empty", _pointer)
-_gguf_free = foreign_function("gguf_free", None, _pointer)
-_set_text = foreign_function("gguf_set_val_str", None, _pointer, _text, _text)
-_set_integer = foreign_function("gguf_set_val_u32", None, _pointer, _text, ctypes.c_uint32)
-_set_float = foreign_function("gguf_set_val_f32", None, _pointer, _text, ctypes.c_float)
-_add_tensor = foreign_function("gguf_add_tensor", None, _pointer, _pointer)
-_write = foreign_function("gguf_write_to_file", ctypes.c_bool, _pointer, _text, ctypes.c_bool)
-
-
 def write_model(path: Path, model: int = 0, *, other: str = "") -> None:
-    """Write a model of MODELS to `path`, by ggml's own quantizer and writer.
+    """Write a model of MODELS to `path`.
 
     `other` names a matrix that gets other random weights.
     """
-    context = _init(_ContextParams(24 << 20, None, False))
-    gguf = _gguf_init()
-
-    def add(name: str, shape: tuple[int, int, int], type_: str, blocks: npt.NDArray[np.uint8]) -> None:
-        tensor = _new_tensor(context, type_number(type_), *reversed(shape))
-        _set_name(tensor, f"{name}.weight".encode())
-        ctypes.memmove(_data(tensor), blocks.ctypes.data, blocks.nbytes)
-        _add_tensor(gguf, tensor)
-
+    sizes = {
+        "context_length": 2 * N_TOKENS,
+        "embedding_length": N_EMBD,
+        "block_count": N_LAYERS,
+        "feed_forward_length": N_FF,
+        "expert_count": N_EXPERTS,
+        "expert_used_count": N_EXPERTS,
+        "attention.head_count": N_HEAD,
+        "attention.head_count_kv": N_HEAD_KV,
+        "rope.dimension_count": HEAD_DIM,
+        "vocab_size": N_VOCAB,
+    }
+    fields = [
+        encode_text("general.architecture", "llama"),
+        encode_text("tokenizer.ggml.model", "no_vocab"),
+        *(encode_number(f"llama.{key}", UINT32, number) for key, number in sizes.items()),
+        encode_number("llama.attention.layer_norm_rms_epsilon", FLOAT32, 1e-5),
+    ]
+    matrices = MODELS[model]
+    tensors = [
+        *((name, one.shape, type_number(one.type)) for name, one in matrices.items()),
+        *((name, (N_EMBD,), F32) for name in _NORMS),
+    ]
+    _, start = encode_start(fields, [(f"{name}.weight", shape, kind) for name, shape, kind in tensors])
+    data = [_blocks(model, name, name == other).tobytes() for name in matrices]
+    data += [np.ones(N_EMBD, np.float32).tobytes()] * len(_NORMS)
     try:
-        for key, text in {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}.items():
-            _set_text(gguf, key.encode(), text.encode())
-        for key, number in {
-            "context_length": 2 * N_TOKENS,
-            "embedding_length": N_EMBD,
-            "block_count": N_LAYERS,
-            "feed_forward_length": N_FF,
-            "expert_count": N_EXPERTS,
-            "expert_used_count": N_EXPERTS,
-            "attention.head_count": N_HEAD,
-            "attention.head_count_kv": N_HEAD_KV,
-            "rope.dimension_count": HEAD_DIM,
-            "vocab_size": N_VOCAB,
-        }.items():
-            _set_integer(gguf, f"llama.{key}".encode(), number)
-        _set_float(gguf, b"llama.attention.layer_norm_rms_epsilon", 1e-5)
-        for name, matrix in MODELS[model].items():
-            add(
-                name,
-                (matrix.n_matrices, matrix.rows, matrix.columns),
-                matrix.type,
-                _blocks(model, name, name == other),
-            )
-        for name in _NORMS:
-            add(name, (1, 1, N_EMBD), "f32", np.ones(N_EMBD, np.float32).view(np.uint8))
-        if not _write(gguf, os.fsencode(path), False):
-            raise EdgespecError(f"the test model could not be written to {path}")
-    finally:
-        _gguf_free(gguf)
-        _free(context)
+        with path.open("wb") as file:
+            file.write(start + b"".join(map(padded, data)))
+    except OSError as error:
+        raise EdgespecError(f"the test model could not be written to {path}: {error.strerror}") from error
 
 
 @functools.cache

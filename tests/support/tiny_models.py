@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -35,15 +34,14 @@ from edgespec.llama.gguf import (
     TOKENS,
     UINT32,
     TensorInfo,
-    aligned,
     block_size,
-    encode_head,
     encode_number,
     encode_numbers,
-    encode_tensor_info,
+    encode_start,
     encode_text,
     encode_texts,
     from_floats,
+    padded,
     type_number,
 )
 from edgespec.llama.kernels import packing
@@ -175,7 +173,7 @@ def _metadata(fields: list[bytes]) -> Iterator[ctypes.c_void_p]:
     handle = os.memfd_create("edgespec-architecture")
     try:
         with os.fdopen(os.dup(handle), "wb") as file:
-            file.write(encode_head(0, len(fields)) + b"".join(fields))
+            file.write(encode_start(fields, [])[1])
         metadata = _gguf_init(f"/proc/self/fd/{handle}".encode(), _InitParams(True, None))
     finally:
         os.close(handle)
@@ -257,14 +255,10 @@ def _tensor(name: str, rows: Rows, weights_type: str) -> tuple[TensorInfo, bytes
 
 
 def _write(path: Path, fields: list[bytes], tensors: list[tuple[TensorInfo, bytes]]) -> None:
-    infos, offset = [], 0
-    for info, data in tensors:
-        infos.append(msgspec.structs.replace(info, offset=offset))
-        offset = aligned(offset + len(data))
-    head = b"".join([encode_head(len(infos), len(fields)), *fields, *map(encode_tensor_info, infos)])
+    _, start = encode_start(fields, [(info.name, info.shape, info.kind) for info, _ in tensors])
     try:
         with path.open("wb") as file:
-            for part in (head, *(data for _, data in tensors)):
-                file.write(part.ljust(aligned(len(part)), b"\0"))
+            for part in (start, *(data for _, data in tensors)):
+                file.write(padded(part))
     except OSError as error:
         raise EdgespecError(f"cannot write {path}: {error.strerror}") from error

@@ -50,14 +50,13 @@ from edgespec.llama.gguf import (
     FLOAT32,
     UINT32,
     UINT64,
-    TensorInfo,
     aligned,
-    encode_head,
     encode_number,
     encode_numbers,
-    encode_tensor_info,
+    encode_start,
     encode_text,
     from_floats,
+    padded,
     type_number,
 )
 from edgespec.llama.gguf_header import check_model_file
@@ -343,25 +342,21 @@ class HeadFamily:
             *((tensor, np.ascontiguousarray(arrays[name].T), kind) for name, tensor in _MATRICES.items()),
             *((tensor, arrays[name], F32) for name, tensor in _NORMS.items()),
         ]
-        infos: list[TensorInfo] = []
-        offset = 0
-        for name, rows, own_kind in tensors:
-            infos.append(TensorInfo(name, tuple(reversed(rows.shape)), own_kind, offset))
-            offset = aligned(offset + infos[-1].bytes)
+        laid_out = [(name, rows.shape[::-1], own_kind) for name, rows, own_kind in tensors]
         # Any offset of the fusion matrix takes eight bytes, so 0 stands for it here.
-        start = aligned(len(self._metadata(infos, fusion_kind, 0)))
+        infos, start = encode_start(self._metadata(fusion_kind, 0), laid_out)
+        fusion_offset = len(start) + aligned(infos[-1].offset + infos[-1].bytes)
         try:
             with replacing(path) as file:
-                file.write(self._metadata(infos, fusion_kind, start + offset).ljust(start, b"\0"))
+                file.write(encode_start(self._metadata(fusion_kind, fusion_offset), laid_out)[1])
                 for info, (_, rows, _) in zip(infos, tensors, strict=True):
-                    data = from_floats(np.atleast_2d(rows), info.kind).tobytes()
-                    file.write(data.ljust(aligned(len(data)), b"\0"))
+                    file.write(padded(from_floats(np.atleast_2d(rows), info.kind).tobytes()))
                 fusion = np.concatenate([part.T for part in own], axis=1)
                 file.write(from_floats(fusion, fusion_kind).tobytes())
         except OSError as error:
             raise EdgespecError(f"cannot write {path}: {describe_os_error(error)}") from error
 
-    def _metadata(self, infos: list[TensorInfo], fusion_kind: int, fusion_offset: int) -> bytes:
+    def _metadata(self, fusion_kind: int, fusion_offset: int) -> list[bytes]:
         shape = self.shape
         sizes = {
             "context_length": _CONTEXT,
@@ -376,7 +371,7 @@ class HeadFamily:
             "vocab_size": len(self.token_ids),
         }
         factors = {"attention.layer_norm_rms_epsilon": shape.epsilon, "rope.freq_base": shape.rope_base}
-        fields = [
+        return [
             encode_text("general.architecture", _ARCHITECTURE),
             encode_text("general.type", "model"),
             encode_text("general.name", "draft head"),
@@ -389,7 +384,6 @@ class HeadFamily:
             encode_number(FUSION_TYPE, UINT32, fusion_kind),
             encode_number(FUSION_OFFSET, UINT64, fusion_offset),
         ]
-        return encode_head(len(infos), len(fields)) + b"".join([*fields, *map(encode_tensor_info, infos)])
 
     def read(self, path: Path) -> Params:
         """Return the parameters of an exported head, rounded to its type.

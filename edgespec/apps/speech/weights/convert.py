@@ -43,23 +43,21 @@ from edgespec.apps.speech.weights.reading import (
 )
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.gguf import (
-    ALIGNMENT,
     BOOL,
     F32,
     INT32,
     TOKENS,
     UINT32,
     TensorInfo,
-    aligned,
     block_size,
-    encode_head,
     encode_number,
     encode_numbers,
-    encode_tensor_info,
+    encode_start,
     encode_text,
     encode_texts,
     from_floats,
     is_type,
+    padded,
     row_bytes,
     to_floats,
     type_number,
@@ -548,18 +546,13 @@ def _write(
     on_progress: Callable[[int, int], None],
 ) -> None:
     wanted = type_number(type_name)
-    infos, offset = [], 0
-    for tensor, shape in expected_tensors(contents.sizes).items():
-        stored = stored_shape(tensor, shape)
-        info = TensorInfo(tensor, stored[::-1], _stored_type(tensor, stored, wanted), offset)
-        infos.append(info)
-        offset = aligned(offset + info.bytes)
-    head = encode_head(len(infos), len(fields)) + b"".join(fields)
-    head += b"".join(map(encode_tensor_info, infos))
-    stream.write(head.ljust(aligned(len(head)), b"\0"))
+    shapes = {name: stored_shape(name, shape) for name, shape in expected_tensors(contents.sizes).items()}
+    tensors = [(name, shape[::-1], _stored_type(name, shape, wanted)) for name, shape in shapes.items()]
+    infos, start = encode_start(fields, tensors)
+    stream.write(start)
     for done, info in enumerate(infos):
         on_progress(done, len(infos))
-        stream.write(_encoded(info, contents.tensors[info.name]).ljust(aligned(info.bytes, ALIGNMENT), b"\0"))
+        stream.write(padded(_encoded(info, contents.tensors[info.name])))
     on_progress(len(infos), len(infos))
 
 

@@ -18,7 +18,7 @@ class EdgespecError(Exception):
     exit_code = 1
 
     def __init__(self, problem: str, *, field: str = "", value: object = "") -> None:
-        """Say `problem` of `field` and its `value`, each left out where there is none."""
+        """Report `problem` with `field` and its `value`, each left out if there is none."""
         super().__init__(problem)
         self.problem = problem
         self.field = field
@@ -44,7 +44,7 @@ class OutputUnread(Exception):  # noqa: N818 - no error: `| head -1` has what it
 
 
 class OutOfMemory(EdgespecError):  # noqa: N818 - what happened, as its reader says it
-    """What was asked for does not fit into the memory that is left."""
+    """The request does not fit into the available memory."""
 
 
 class UsageError(EdgespecError):
@@ -54,18 +54,18 @@ class UsageError(EdgespecError):
 
 
 class ServerLost(EdgespecError):  # noqa: N818 - what happened, as its reader says it
-    """A server ended before the text that it wrote for this process did."""
+    """A server ended before it completed a text for this process."""
 
 
 class LogitsOf:
-    """Context manager: computing from logits that are no numbers raises an error that names the model's file.
+    """Context manager: computing with logits that are NaN raises an error that names the model's file.
 
-    The C core refuses such rows, and rows of which nothing can be sampled, with an ArithmeticError. It may be
-    entered more than once.
+    The C core refuses such rows, and rows from which nothing can be sampled, with an ArithmeticError. The
+    manager may be entered more than once.
     """
 
     def __init__(self, path: object) -> None:
-        """Speak of the model's file at `path`."""
+        """Name the model's file at `path` in errors."""
         self._path = path
 
     def __enter__(self) -> None:
@@ -102,12 +102,12 @@ def check_text(field: str, value: object) -> None:
 
 
 def kind_of(value: object) -> str:
-    """Return the type of a value that is not what was wanted, for an error."""
+    """Return the name of a wrong value's type, for an error."""
     return "None" if value is None else type(value).__name__
 
 
 def check_choice(field: str, value: str | None, choices: object) -> None:
-    """Raise UsageError unless `value` is a word of `choices`, a Literal type."""
+    """Raise UsageError unless `value` is one of the words of `choices`, a Literal type."""
     if value not in get_args(choices):
         raise UsageError(f"must be one of {', '.join(get_args(choices))}", field=field, value=value)
 
@@ -121,7 +121,7 @@ def silent(_line: str) -> None:
 
 
 def once(on_message: MessageFn) -> MessageFn:
-    """Return a function that gives `on_message` each line once, however often it comes."""
+    """Return a function that passes each line to `on_message` only the first time."""
     said: set[str] = set()
 
     def send_new(line: str) -> None:

@@ -3,10 +3,10 @@
     def test_my_drafter():
         check_drafter(MyDrafter)
 
-A toy model gives probabilities after every text over a vocabulary of few tokens. All that a drafter may draw
-and all that the target may accept is tried, so the probability of each text of a few tokens is known to the
-last digit, with the drafter and without: after short prompts, and at the end of a long text. The rule of
-`check_draws` holds throughout, by which a text continues without its drafter.
+A toy model gives probabilities after every text over a vocabulary of few tokens. All possible draws of a
+drafter and all decisions of the target are tried, so the probability of each text of a few tokens is known
+exactly, with the drafter and without: after short prompts, and at the end of a long text. A draft that breaks
+the rule of `check_draws` ends drafting for its text here too.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class InexactDrafterError(AssertionError):
 
 
 class ToyModel:
-    """A language model over `n_vocab` tokens whose logits depend on the whole text before."""
+    """A language model over `n_vocab` tokens whose logits depend on all of the text so far."""
 
     def __init__(self, seed: int, sharpness: float = 1.5, n_vocab: int = 3) -> None:
-        """Make another model of each `seed`; the larger `sharpness`, the surer it is."""
+        """Make a model that depends on `seed`; the larger `sharpness`, the surer it is."""
         self.seed, self.sharpness, self.n_vocab = seed, sharpness, n_vocab
 
     def logits(self, text: Sequence[int]) -> Row:
@@ -77,7 +77,7 @@ class ToyModel:
 
 @dataclass(frozen=True)
 class _Case:
-    """A way in which the target samples."""
+    """A way for the target to sample."""
 
     name: str
     params: SamplingParams
@@ -106,14 +106,14 @@ def check_drafter(
     seed: int = 1,
     long: int = 64,
 ) -> str:
-    """Prove that a drafter leaves the distribution of texts as it is; else raise InexactDrafterError.
+    """Prove that a drafter does not change the distribution of texts; else raise InexactDrafterError.
 
     `drafter`: the class, or anything else that makes an object for a text; or a name, as of `--drafter`. All
     texts of `length` tokens over `n_vocab` are compared, after several prompts and after a text of `long`
-    tokens that was written with it, greedy and sampled, on the toy model of `seed`. The drafter has to do the
-    same after the same text: what it keeps outside its object is not taken back. Returns a sentence that says
-    what was compared: fewer tokens than `length` where it draws very many. Raises UsageError for numbers with
-    which nothing can be compared.
+    tokens that was written with it, greedy and sampled, on the toy model of `seed`. The drafter must do the
+    same after the same text: state outside its object is not reset. Returns a sentence that says what was
+    compared: fewer tokens than `length` if it draws very many. Raises UsageError for numbers that allow no
+    comparison.
     """
     for name, value, least in (
         ("length", length, 1),
@@ -172,7 +172,7 @@ def outcomes(
 
 @dataclass(frozen=True)
 class _Step:
-    """A step of one text: what the drafter drew and proposed, and what came of it."""
+    """A step of one text: the drafter's draws and proposals, and the outcome."""
 
     draws: Text
     tree: Tree
@@ -183,9 +183,9 @@ class _Step:
 
 
 class _ScriptedDrafter(PluginDrafter):
-    """Draws the tokens of a script and then what `pick` says; the user's errors end the check.
+    """Draws the tokens of a script, and then those that `pick` chooses; the user's errors end the check.
 
-    What the user's code leaves out is left out, and noted.
+    Draws that the user's code leaves out are noted.
     """
 
     script: Text = ()
@@ -279,7 +279,7 @@ class _Enumeration:
             yield from self._alone((*text, token), chance * float(p))
 
     def _walk(self) -> tuple[_Step, ...]:
-        """Write the tokens before those that are compared, at random."""
+        """Write the random tokens before the compared ones."""
         rng = np.random.default_rng(self._target.seed)
         steps: list[_Step] = []
         drafter, text = self._after(()), self._prompt
@@ -324,7 +324,7 @@ class _Enumeration:
     def _outcomes(
         self, drafter: _ScriptedDrafter, text: Text, tree: Tree
     ) -> list[tuple[Text, float, npt.NDArray[np.float64]]]:
-        """Return what may come of a draft: the accepted nodes, their probability, and what follows."""
+        """Return the possible outcomes of a draft: accepted nodes, probability, the next distribution."""
         rows = np.stack([self._target.logits((*text, *path)) for path in paths(tree)])
         found = outcomes(self._sampler, rows, tree, block=self._case.block)
         return [(_path_to(end, tree), p, following) for end, p, following in found]
@@ -341,7 +341,7 @@ class _Enumeration:
         return min(_ROOM, self._length - len(text) - 1)
 
     def _after(self, steps: tuple[_Step, ...]) -> _ScriptedDrafter:
-        """Return a new drafter that has gone through `steps`."""
+        """Return a new drafter after replaying `steps`."""
         text, target = self._prompt, self._target
         made = _ScriptedDrafter(
             self._drafter, text[:-1], n_vocab=target.n_vocab, is_eog=lambda _token: False, tokenizer=target

@@ -1,4 +1,4 @@
-"""The `edgespec` command: its sub-commands, and how every failure becomes one line."""
+"""The `edgespec` command: its sub-commands; every failure becomes one line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from edgespec.platform.plugins import (
 
 
 def mend_completion() -> None:
-    """Have zsh complete at the first Tab, at which it reads the script; nothing for a typer with others."""
+    """Have zsh complete at the first Tab, when it loads the script; skip other versions of typer."""
     with suppress(AttributeError, KeyError):  # private names, which another typer may not have
         typer._completion_shared._completion_scripts["zsh"] += (
             '\nif [[ $zsh_eval_context[-1] == loadautofunc ]]; then %(complete_func)s "$@"; fi\n'
@@ -52,7 +52,7 @@ def mend_completion() -> None:
 
 
 def _mend_types(kind: Any) -> None:  # noqa: ANN401 - typer's own classes
-    """Show no type of a flag, which takes no value, and break lists of choices."""
+    """Hide the type of flags, which take no value, and break lists of choices into lines."""
     typer_shows = kind.display_type_rich
 
     def display_type_rich(self: Any, ctx: Any) -> str | None:  # noqa: ANN401
@@ -126,7 +126,7 @@ def _rank(parameter: Any) -> int:  # noqa: ANN401
 
 
 def _label(parameter: Any, ctx: Any) -> str:  # noqa: ANN401
-    """Return an argument's name, or an option's short and long one with what it takes."""
+    """Return an argument's name, or an option's short and long names with its value."""
     if isinstance(parameter, TyperArgument):
         return parameter.metavar or str(parameter.name).upper()
     name = next((name for name in parameter.opts if name.startswith("--")), parameter.opts[0])
@@ -154,7 +154,7 @@ _ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 class _Carrier(Exception):  # noqa: N818 - a vehicle, not an error
-    """Takes Ctrl-C past typer, which would exit without a word."""
+    """Carries Ctrl-C past typer, which would exit without a message."""
 
 
 class _Root(TyperGroup):
@@ -280,7 +280,7 @@ def _command(name: str, found: Any) -> Any:  # noqa: ANN401 - a command of typer
 
 
 def _adapt(command: Any) -> None:  # noqa: ANN401 - of typer's private click
-    """Change a command and those below it: what they refuse, what they understand, how their help looks."""
+    """Adapt a command and its sub-commands: what they refuse and accept, and how their help looks."""
     for one in getattr(command, "commands", {}).values():
         _adapt(one)
     for parameter in command.params:
@@ -323,7 +323,7 @@ _MAY_BE_EMPTY = ("words", "system")
 
 
 def _refuse_empty(parameter: Any) -> None:  # noqa: ANN401 - an option of typer's private click
-    """Have a parameter refuse "", which comes of a shell variable that was not set."""
+    """Have a parameter refuse "", which an unset shell variable gives."""
     process = parameter.process_value
 
     def checked(ctx: Any, value: Any) -> Any:  # noqa: ANN401
@@ -398,9 +398,9 @@ def _print_ignored(ignored: sys.UnraisableHookArgs) -> None:
 
 
 def _explain(error: BaseException) -> tuple[str, int]:
-    """Return the line and the exit code for a failure; raise it again if it is a bug of ours.
+    """Return the line and the exit code for a failure; raise it again if it is a bug in edgespec.
 
-    The line is empty if a command that needs arguments was called without any: it printed its help.
+    The line is empty if a command that needs arguments got none: its help was printed.
     """
     match error:
         case EdgespecError():

@@ -136,7 +136,7 @@ def clear_command(
 
 
 def first_failure(actions: Iterable[Callable[[], None]]) -> EdgespecError | None:
-    """Run all actions, also after one that fails, for example on a file in use; return the first error."""
+    """Run all actions, even after one fails, for example on a file in use; return the first error."""
     failed = None
     for action in actions:
         try:
@@ -147,7 +147,7 @@ def first_failure(actions: Iterable[Callable[[], None]]) -> EdgespecError | None
 
 
 def _rows(names: Sequence[str]) -> list[Kept]:
-    """Return the rows of the names; those with the user's texts for none. Raises UsageError."""
+    """Return the rows with these names; without names, those with the user's texts. Raises UsageError."""
     deletable = [row for row in EVERYTHING if row.deleted != "never"]
     choices, known = [*(row.name for row in deletable), "all"], {row.name: row for row in EVERYTHING}
     for name in names:
@@ -180,7 +180,7 @@ class Deletion(NamedTuple):
 
 
 def _deletion(row: Kept, *, whole: bool) -> Deletion | None:
-    """Return how a row is deleted, all of it if `whole`, else the user's texts; None: nothing is there."""
+    """Return how to delete a row, all of it if `whole`, else the user's texts; None: nothing to delete."""
     if row is FORGE:
         found: Deletion | None = part("forge.cache").deletion(whole=whole)
         return found
@@ -202,7 +202,7 @@ def delete_files(row: Kept) -> None:
 
 
 def _delete_models(row: Kept) -> None:
-    """Delete what was pulled; name the other files in the models directory, which are the user's."""
+    """Delete pulled models; list the other files in the models directory, which are the user's."""
     store = Store.default()
     for name in store.pulled():
         n_bytes = store.remove_pulled(name)

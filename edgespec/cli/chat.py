@@ -144,7 +144,7 @@ def chat_command(
 
 
 def _continued(last: LastConversation) -> Conversation:
-    """Return the last conversation, or an empty one, and say which."""
+    """Return the last conversation, or an empty one, and print which."""
     from edgespec.cli.conversation import Conversation
 
     conversation = last.load()
@@ -200,7 +200,7 @@ def _type(chat: Chat, *, cache: bool) -> None:
 
 
 def _pipe(chat: Chat) -> int:
-    """Answer stdin line by line, those after a line that failed too; return 1 if one did."""
+    """Answer stdin line by line, even after a line that fails; return 1 if any did."""
     for number, data in enumerate(sys.stdin.buffer, 1):
         chat.answer(data, number)
         if chat.interrupted:
@@ -211,9 +211,9 @@ def _pipe(chat: Chat) -> int:
 
 
 def _context(engine: Engine) -> int:
-    """Return the most tokens of context that the target was trained for and that fit in memory.
+    """Return the largest context, in tokens, that the target was trained for and that fits in memory.
 
-    With nodes: the tokens that they were asked to have room for.
+    With nodes: the number of tokens that they must have room for.
     """
     if engine.n_ctx_shared is not None:
         return engine.n_ctx_shared

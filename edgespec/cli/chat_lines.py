@@ -84,7 +84,7 @@ class LineEditor:
 
 
 class PlainLines:
-    """Reads lines in a terminal that takes no escape sequences: an editor's shell, a serial line."""
+    """Reads lines in a terminal without escape sequences, such as an editor's shell or a serial line."""
 
     def read(self) -> str:
         """Return the next line. Raises EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C."""
@@ -96,12 +96,12 @@ class PlainLines:
 
 
 def is_dumb() -> bool:
-    """Whether the terminal takes no escape sequences."""
+    """Whether the terminal understands no escape sequences."""
     return os.environ.get("TERM", "").lower() in _DUMB
 
 
 def open_history(file: Path) -> str | None:
-    """Create the history file, for its owner only; return why that failed, None if it did not."""
+    """Create the history file, readable only by its owner; return why that failed, or None."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch(mode=0o600)
@@ -184,7 +184,7 @@ class ChatSettings:
 
 
 class Chat:
-    """Takes lines: answers questions and runs commands."""
+    """Handles lines: answers questions and runs commands."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Chat:
     def answer(self, typed: str | bytes, number: int = 0) -> None:
         """Answer or run a line; an error is printed, and noted in `failed`.
 
-        `number`: which line of a pipe it is, where it comes as bytes.
+        `number`: the number of a pipe's line, which comes as bytes.
         """
         try:
             line = typed if isinstance(typed, str) else _decoded(typed, number)
@@ -266,7 +266,7 @@ class Chat:
         self._write(tokens, lambda answer: self.conversation.add(Exchange(question, answer)))
 
     def _write(self, tokens: Sequence[int], keep: Callable[[ChatAnswer], None]) -> None:
-        """Write after `tokens`; `keep` what was written."""
+        """Write an answer after `tokens`, and pass it to `keep`."""
         settings = self._settings
         options = settings.options
         most = options.n_predict or (self._n_ctx if settings.ctx else _LONGEST_ANSWER)
@@ -291,7 +291,7 @@ class Chat:
             message(f"cut after {n}{self._reason(most, len(tokens))}")
 
     def _store(self, keep: Callable[[ChatAnswer], None], stream: Stream, writer: TextWriter | None) -> bool:
-        """Keep the answer that `stream` wrote; return whether it wrote anything."""
+        """Pass the answer of `stream` to `keep`; return whether it wrote anything."""
         stream.close()
         result = stream.result
         if not result.token_ids and result.stop_reason != "eog":
@@ -425,7 +425,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Chat, str], None]]] = {
 def file_name(typed: str) -> str:
     """Return the file that a user names as in a shell, in quotes or with backslashes; spaces need neither.
 
-    Raises UsageError for a quote that does not end, and for something after one.
+    Raises UsageError for an unclosed quote, and for text after a closed one.
     """
     quoted = typed.startswith(("'", '"'))
     try:

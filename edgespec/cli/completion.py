@@ -22,7 +22,7 @@ def complete_model() -> list[str]:
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Return `incomplete`, a list with commas, completed by each possible model."""
+    """Return `incomplete`, a comma-separated list, completed by each possible model."""
     before, comma, _ = incomplete.rpartition(",")
     return [f"{before}{comma}{model}" for model in complete_model()]
 

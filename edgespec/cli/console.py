@@ -36,7 +36,7 @@ _TAB = 8  # columns
 
 
 class WordWrap:
-    """Breaks the lines of a text that comes in pieces between words; a word longer than a line stays whole.
+    """Breaks lines between words in a text that comes in pieces; a word longer than a line stays whole.
 
     A wide character (Chinese, Japanese, Korean) is a word. In an answer, lines of code stay as they are.
     """
@@ -44,7 +44,7 @@ class WordWrap:
     def __init__(self, width: int, *, indent: int | None = None, is_answer: bool = False) -> None:
         """Break at `width` columns.
 
-        `indent`: columns before what follows a break; None: as many as the line begins with.
+        `indent`: of a line after a break, in columns; None: the indent of the line broken.
         """
         self._width, self._indent, self._is_answer = width, indent, is_answer
         self._in_code = self._is_code = False  # the block, and the line
@@ -54,7 +54,7 @@ class WordWrap:
         self._goes_on = False  # the word, which is longer than a line and was begun
 
     def feed(self, text: str) -> str:
-        """Return what can be written by now: all but the last word, which may grow up to a line's length."""
+        """Return the text that can be written now: all but the last word, which may still grow."""
         written = ""
         for char in text:
             is_wide = cell_len(char) == 2 or (self._word != "" and cell_len(self._word[-1]) == 2)
@@ -72,12 +72,12 @@ class WordWrap:
         return written
 
     def end(self) -> str:
-        """Return the rest, which ends here."""
+        """Return the rest: the text ends here."""
         rest, self._gap = self._place() + self._gap, ""
         return rest
 
     def _place(self) -> str:
-        """Return the word with what is before it: the gap, or a line's end and an indent."""
+        """Return the word after the gap, or after a line break and an indent."""
         word, gap, self._word, self._gap = self._word, self._gap, "", ""
         if not word:
             self._gap = gap
@@ -103,7 +103,7 @@ def wrapped(text: str, width: int, indent: int | None = None) -> str:
 
 
 class OpenLine:
-    """The unfinished line of text on stdout: what comes for stderr meanwhile waits for its end."""
+    """The unfinished line of text on stdout; messages for stderr wait for its end."""
 
     is_open = False
     _waiting: ClassVar[list[Callable[[], None]]] = []
@@ -115,7 +115,7 @@ class OpenLine:
 
     @classmethod
     def end(cls) -> None:
-        """Take note that the line has ended; show what waited."""
+        """Note that the line has ended; show what waited for it."""
         cls.is_open = False
         while cls._waiting:
             cls._waiting.pop(0)()
@@ -131,7 +131,7 @@ class OpenLine:
 
 class _Console(Console):
     def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - as rich's
-        """Print as rich does, with the lines of strings broken between words in a terminal."""
+        """Print as rich does; in a terminal, lines of strings are broken between words."""
         if self.stderr and OpenLine.is_open:
             OpenLine.wait(partial(self.print, *objects, **options))
             return
@@ -186,7 +186,7 @@ def _report_output(stream: TextIO, error: OSError) -> None:
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Let an error say that standard output cannot be written; on standard error messages are lost then."""
+    """Report an unwritable standard output as an error; messages for an unwritable stderr are lost."""
     streams = sys.stdout, sys.stderr
     if sys.stdout is not None:
         sys.stdout = cast("TextIO", _Stream(sys.stdout, _report_output))
@@ -204,7 +204,7 @@ def message(line: str) -> None:
 
 
 def report_written(path: Path) -> None:
-    """Say on stderr that a file of results was written, and its size; nothing of a pipe or a device."""
+    """Report on stderr a written file of results and its size; nothing for a pipe or a device."""
     if path.is_file():
         message(f"wrote {path} ({format_size(path.stat().st_size)})")
 
@@ -281,8 +281,8 @@ TOLD_AFTER_S = 3.0
 def read_piped(on_message: Callable[[str], None]) -> bytes:
     """The content of a file or a pipe on standard input; nothing for a terminal, a device, or none at all.
 
-    Programs often start others with a pipe or socket that they never write to nor close: where the pipe comes
-    from such a program, and not from a shell's `|`, nothing is what it has not begun to send by PATIENCE_S.
+    Programs often start others with a pipe or socket that they neither write to nor close. A pipe from such a
+    program, and not from a shell's `|`, counts as empty if nothing was sent within PATIENCE_S seconds.
     """
     try:
         descriptor = sys.stdin.fileno() if sys.stdin else -1
@@ -309,9 +309,9 @@ def _has_begun(descriptor: int, seconds: float) -> bool:
 
 
 def _held_by_ancestor(descriptor: int) -> bool:
-    """Whether a process that this one descends from could write into the pipe.
+    """Whether an ancestor of this process could write into the pipe.
 
-    A shell closes its ends of a pipeline's pipes; who writes into them is no ancestor.
+    A shell closes its ends of a pipeline's pipes; their writer is no ancestor.
     """
     pid, pipe = os.getppid(), _link(Path(f"/proc/self/fd/{descriptor}"))
     while pid and pipe:

@@ -69,7 +69,7 @@ def joined_answer(first: ChatAnswer, rest: ChatAnswer, model: Model) -> ChatAnsw
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
-    """How prompts are made of a conversation."""
+    """How prompts are made from a conversation."""
 
     model: Model
     n_ctx: int
@@ -108,7 +108,7 @@ class Conversation:
 
         The room is `n_predict` tokens, but at most half of the context; if it is None, an eighth of the
         context. If the prompt does not leave that room, the oldest exchanges are left out of this prompt and
-        of all later ones (`n_left_out`), until the prompt takes three quarters of what it may take. The
+        of all later ones (`n_left_out`), until the prompt takes three quarters of its limit. The
         system message and the question always stay.
         Raises EdgespecError if those two alone leave too little room, or the template fails.
         """
@@ -274,7 +274,7 @@ class LastConversation:
             raise DamagedFileError(error.problem) from None
 
     def load(self) -> Conversation | None:
-        """Return the conversation; None if there is none that can be used."""
+        """Return the conversation; None if there is no usable one."""
         try:
             found = self._file.read()
         except OSError as error:
@@ -292,7 +292,7 @@ class LastConversation:
         return replace(answer, token_ids=None)
 
     def store(self, conversation: Conversation) -> None:
-        """Keep a conversation in which something was said, if it is another than before."""
+        """Store a conversation that is not empty, if it has changed."""
         if not conversation.exchanges or conversation.exchanges == self._stored:
             return
         self._stored = list(conversation.exchanges)

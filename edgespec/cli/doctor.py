@@ -39,9 +39,9 @@ def doctor_command(
     retest: Annotated[bool, typer.Option("--retest", help="Test and time the kernels now.")] = False,
     json: JsonOption = False,
 ) -> int:
-    """Report the machine, the kernels in use and why, and of models the weights packed.
+    """Report the machine, the kernels in use and why, and the models' packed weights.
 
-    Nothing is pulled. The exit code is 0 with stock kernels too, and 1 if a MODEL cannot be loaded.
+    Nothing is pulled. The exit code is 0 even with stock kernels, and 1 if a MODEL cannot be loaded.
     """
     from edgespec.cli.doctor_report import full_report
 

@@ -141,7 +141,7 @@ def _host(root: Path) -> Report:
 
 
 def _bytes_per_s(loaded: Kernels) -> float | None:
-    """Return how fast memory is read; None where other programs disturbed the measurement."""
+    """Return the memory's read speed in bytes a second; None if other programs disturbed the measurement."""
     load = OtherLoad()
     speed = memory_bandwidth(loaded, default_threads())
     return None if (load.processors() or 0.0) > MOST_OTHER_LOAD else speed
@@ -243,7 +243,7 @@ def _draft(name: str, target: GGUFHeader) -> GGUFHeader | None:
 
 
 def _rollback(model: Model) -> Report:
-    """Return how tokens are taken back of the model as a target, and the bytes of the states for one text."""
+    """Return how the model as a target takes tokens back, and the bytes of one text's states."""
     if not model.can_rewind:
         return {"by": None, "tokens": 0, "states_bytes": 0}
     size = target_rollback(model.header)

@@ -1,4 +1,4 @@
-"""Options in groups: a command takes a dataclass of options where typer wants each of them as a parameter.
+"""Options in groups: a command takes a dataclass of options instead of typer's one parameter each.
 
     @option_group("Machine")
     class Compute:
@@ -7,7 +7,7 @@
     @grouped
     def profile_command(models: ModelChoice, compute: Compute) -> int:
 
-A group may have groups as fields. In `--help`, a group's options come in its place and in its fields' order.
+A group may have groups as fields. In `--help`, its options stand in its place, in the order of its fields.
 A dataclass whose fields are rows of the table of options (`SamplingParams`) is a group too.
 """
 
@@ -56,7 +56,7 @@ C = TypeVar("C", bound=Callable[..., object])
 
 
 def listed(name: str, *names: str, panel: str | None = None) -> Any:  # noqa: ANN401 - as of typer.Option
-    """Return typer's description of an option of the table; `names`: instead of the row's."""
+    """Return typer's description of an option in the table; `names` replace the row's."""
     row = TABLE[name]
     return typer.Option(
         *(names or (row.command_name(name),)),
@@ -71,7 +71,7 @@ def listed(name: str, *names: str, panel: str | None = None) -> Any:  # noqa: AN
 def option_group(panel: str = "") -> Callable[[type[G]], type[G]]:
     """Return a decorator that makes a group of a class: a frozen dataclass.
 
-    Its own options stand in `panel` of `--help`, except those that name another.
+    Its own options are shown in `panel` of `--help`, unless they name another.
     """
 
     def group(cls: type[G]) -> type[G]:
@@ -112,7 +112,7 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
 
 
 def as_words(group: Any) -> Iterator[str]:  # noqa: ANN401 - an option group
-    """Yield the options of a group that are not at their defaults, as a command line has them."""
+    """Yield the options of a group that differ from their defaults, as command-line arguments."""
     hints = _hints(type(group))
     for field in fields(group):
         value = getattr(group, field.name)
@@ -126,7 +126,7 @@ def as_words(group: Any) -> Iterator[str]:  # noqa: ANN401 - an option group
 
 
 def flat_options(group: type) -> Iterator[tuple[str, Any, OptionInfo]]:
-    """Yield name, type and description of each option of a group and of those in it."""
+    """Yield name, type and description of each option of a group and of the groups in it."""
     hints = _hints(group)
     for field in fields(group):
         if is_dataclass(hints[field.name]):
@@ -137,7 +137,7 @@ def flat_options(group: type) -> Iterator[tuple[str, Any, OptionInfo]]:
 
 
 def changed(group: G, values: Mapping[str, object]) -> G:
-    """Return a group with these values of its options, and of those in it, by their names."""
+    """Return a group with these values, by name, of its options and those of the groups in it."""
     made: dict[str, Any] = {}
     for field in fields(group):  # type: ignore[arg-type]
         value = getattr(group, field.name)

@@ -1,11 +1,11 @@
-"""The way of `edgespec run` to a server of the same user: how it is found, what is asked and answered.
+"""How `edgespec run` uses a server of the same user: finding it, the request, the answer.
 
-    cache_root()/servers/PID.json    0600    a RunningServer, held locked by the server as long as it lives
+    cache_root()/servers/PID.json    0600    a RunningServer, locked by the server as long as it runs
 
     POST PATH, with the key of that file     a RunRequest
     -> lines of JSON                         RunPart, the last one with a result or an error
 
-No other program's API: both sides are of one installation.
+The format is private: both sides belong to one installation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PATH = "/edgespec/run"
 
 
 class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that takes a `RunRequest`."""
+    """A server that answers a `RunRequest`."""
 
     edgespec: FileIdentity
     """Identity of the installation, which both sides share."""
@@ -48,7 +48,7 @@ class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A prompt, and the options of the generation as `edgespec run` has them."""
+    """A prompt, and the options of `edgespec run` for its generation."""
 
     prompt: str
     system: str | None = None
@@ -92,13 +92,13 @@ def file_identity(path: Path) -> FileIdentity:
 
 
 def installation() -> FileIdentity:
-    """The identity of this installation, another one when it was changed."""
+    """The identity of this installation, which changes with it."""
     return file_identity(Path(__file__))
 
 
 @contextmanager
 def announced_server(server: RunningServer) -> Iterator[None]:
-    """Let `running_servers` find the server inside the block. Where no file can be written, nobody does."""
+    """Let `running_servers` find the server inside the block, if a file can be written."""
     from filelock import lock_descriptor
 
     descriptor, file = None, _folder() / f"{os.getpid()}.json"
@@ -121,7 +121,7 @@ def announced_server(server: RunningServer) -> Iterator[None]:
 def running_servers(target: Path) -> Iterator[RunningServer]:
     """Yield the user's servers of this installation whose target is this very file.
 
-    Files of servers that ended are deleted. One of another user, or that others may read or write, is
+    Files of servers that ended are deleted. A file of another user, or that others may read or write, is
     ignored.
     """
     from filelock import lock_descriptor

@@ -23,7 +23,7 @@ _SOURCES = {
 
 
 def described(draft: DraftRecord) -> dict[str, Any]:
-    """Return a draft's record as JSON has it."""
+    """Return a draft's record as an object for JSON."""
     facts: dict[str, Any] = msgspec.to_builtins(draft)
     return facts | {"gain": draft.gains.mean, "uses_own_texts": draft.uses_own_texts}
 

@@ -86,7 +86,7 @@ def scan_command(
 
 
 def _scanned(model: FoundModel, models: list[FoundModel], reader: FactsReader) -> dict[str, Any]:
-    """Return a model's JSON object, with the draft that a run would take, and what its header tells."""
+    """Return a model's JSON object, with the draft that a run would use, and the facts in its header."""
     from edgespec.drafting.draft_search import best_draft
     from edgespec.engine.model_choice import choose_models
     from edgespec.llama.kernels import kernel_coverage
@@ -235,7 +235,7 @@ def _size(n_bytes: int | None) -> str:
 
 
 def _print_rows(rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a line for each row, however long: columns are as wide as all but the last need."""
+    """Print a line for each row, however long: all columns but the last are aligned."""
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)][:-1]
     for row in rows:
         cells = [f"{cell}{' ' * (n - cell_len(cell))}" for cell, n in zip(row, [*widths, 0], strict=True)]
@@ -271,7 +271,7 @@ def pull_command(
 
 
 def _shown(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
-    """The facts of a model: its record, state and pairs, and what its file's header says."""
+    """The facts of a model: its record, state and pairs, and those in its file's header."""
     from edgespec.llama.gguf_header import read_header
 
     facts = _describe(entry, store, registry) | {"state": _state(entry, store, registry)}
@@ -335,7 +335,7 @@ def default_command(
 
 
 def _default_name(name: str) -> str:
-    """The name for models.toml to hold as the default; "" for the shipped pair. Raises UsageError."""
+    """Return the name to store in models.toml as the default; "" for the shipped pair. Raises UsageError."""
     registry = load_registry()
     if name == "default":
         return ""

@@ -1,4 +1,4 @@
-"""Options that several commands have, declared once: single ones, and groups of them (groups.py)."""
+"""Options that several commands share, declared once: single ones, and groups of them (groups.py)."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class ModelChoice:
         writes: bool = False,
         chat_template: str | None = None,
     ) -> ChosenModels:
-        """Choose target and draft by `choose_refs`; check all that can be before they are pulled.
+        """Choose target and draft by `choose_refs`; check all that can be checked before they are pulled.
 
         Raises UsageError for invalid addresses of nodes and an invalid chat template.
         """
@@ -182,7 +182,7 @@ class ModelChoice:
         writes: bool = False,
         chat_template: str | None = None,
     ) -> ChosenModels:
-        """Choose target and draft as `choose` does, and pull those that are not here."""
+        """Choose target and draft as `choose` does, and pull missing ones."""
         chosen = self.choose(drafter, compute, writes=writes, chat_template=chat_template)
         if missing := [model for model in chosen if model and is_missing(model)]:
             from edgespec.cli.progress import pull_named
@@ -193,7 +193,7 @@ class ModelChoice:
 
 @option_group()
 class ModelFirst(ModelChoice):
-    """The models of a command, where the first may stand without an option, as in `ollama run MODEL`."""
+    """The models of a command; the first needs no option, as in `ollama run MODEL`."""
 
     model: ModelArgument = None
 
@@ -253,7 +253,7 @@ class StateOptions:
     ] = None
 
     def room(self, usual: Path | None = None) -> StateRoom | None:
-        """Return the folder, or the `usual` one, and its limit; None: none are kept. Raises UsageError."""
+        """Return the folder, by default `usual`, and its limit; None: keep none. Raises UsageError."""
         limit = read_number("state_limit", self.state_limit or "8GB", is_size=True)
         path = usual if self.state_dir is None else expand_user(self.state_dir)
         if path is None and self.state_limit is not None:
@@ -290,7 +290,7 @@ class Compute(ThreadsAndKernels):
         return ()
 
     def for_text(self, chat_template: str | None) -> str:
-        """Return the options that a text, or its speed, may depend on, to compare them with a server's."""
+        """Return the options that affect a text or its speed, to compare them with a server's."""
         kernels = [os.environ.get(f"EDGESPEC_KERNELS{part}", "").strip().lower() for part in ("", "_ISA")]
         options = (self.threads, self.kernels, self.cache_type, chat_template, self.rpc_addresses)
         return repr((*options, *kernels))
@@ -390,9 +390,9 @@ def named_drafter(name: str) -> DrafterChoice:
 
 
 def most_tokens(n_predict: int) -> int | None:
-    """Return the most tokens of an answer as `Options` has it: None, as the context allows, for -1 and -2.
+    """Return the most tokens of an answer in the form of `Options`: -1 and -2 become None, up to the context.
 
-    Both are llama.cpp's. Raises UsageError.
+    Both values are llama.cpp's. Raises UsageError.
     """
     if n_predict in (-1, -2):
         return None

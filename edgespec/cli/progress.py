@@ -1,4 +1,4 @@
-"""Shows long work while it runs: bars in a terminal, a line now and then elsewhere. All on stderr."""
+"""Shows the progress of long work: bars in a terminal, occasional lines elsewhere. All on stderr."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class WorkDisplay(ProgressDisplay):
         self._had_detail = False
 
     def show(self, what: str, done: float, total: float, detail: str = "") -> None:
-        """Show what is being done, how much of it is done, and in a terminal a changing `detail`."""
+        """Show the current work, its progress, and in a terminal a changing `detail`."""
         if err.is_terminal:
             self.bars.update(
                 self._task,
@@ -123,7 +123,7 @@ class _Time(TimeRemainingColumn):
 
 
 def columns(width: int | None = 40) -> tuple[ProgressColumn, ...]:
-    """Return the columns of a bar of this width: what is done, the amount in its unit, and the time left."""
+    """Return the columns of a bar of this width: the bar, the amount in its unit, and the time left."""
     return (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -168,10 +168,10 @@ class PullDisplay(ProgressDisplay):
                 self.bars.update(self._overall, completed=done, visible=done != self._total)
 
     def show(self, verb: str, name: str, done: int, total: int | None, unit: str = "") -> None:
-        """Move the bar of `name`, or print a line if enough has come since the last.
+        """Move the bar of `name`, or print a line if enough was done since the last.
 
         `unit` is what is counted, "" for bytes. The next work on `name` reuses its row. In a terminal a pull
-        is a line too, which stays when its bar goes.
+        also prints a line, which remains after its bar.
         """
         with self._lock:
             key, what, share = (name, verb), f"{verb} {name}", done / total if total else 0.0

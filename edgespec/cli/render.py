@@ -1,4 +1,4 @@
-"""Prints a generation: how far its prompt is read, the text as it comes, the statistics, the JSON object."""
+"""Prints a generation: the progress of its prompt, the text as it comes, statistics, the JSON object."""
 
 from __future__ import annotations
 
@@ -83,18 +83,18 @@ class TextWriter:
 
 
 class ReadStream(Protocol):
-    """A stream of tokens that tells how far its prompt is read."""
+    """A stream of tokens that reports how much of its prompt is read."""
 
     @property
     def prompt_progress(self) -> PromptProgress:
-        """How far the prompt is read; any thread may ask."""
+        """How much of the prompt is read; any thread may ask."""
 
     def __iter__(self) -> Iterator[Token]:
         """Yield the tokens as they come."""
 
 
 def shown_while_read(stream: ReadStream, *, hides_text: bool = False) -> Iterator[Token]:
-    """Yield the tokens of `stream`; until the first, a bar in a terminal shows how far its prompt is read.
+    """Yield the tokens of `stream`; until the first, a bar in a terminal shows the progress of its prompt.
 
     `hides_text`: nothing is written before the end, so the bar stays, and counts what is written.
     """
@@ -112,9 +112,9 @@ def shown_while_read(stream: ReadStream, *, hides_text: bool = False) -> Iterato
 
 
 class StreamDisplay:
-    """A bar that shows how far a long prompt is read, and then how much is written.
+    """A bar that shows how much of a long prompt is read, and then how much is written.
 
-    A context manager; its own thread draws, since this one is inside the passes of the model.
+    A context manager; it draws on its own thread, since this one is busy with the model's passes.
     """
 
     def __init__(self, stream: ReadStream) -> None:
@@ -151,7 +151,7 @@ class StreamDisplay:
 
 
 def printable(text: str) -> str:
-    """Return `text` without characters that steer a terminal."""
+    """Return `text` without characters that control a terminal."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -255,7 +255,7 @@ _FEW = 4
 
 
 def said_prompt(result: Result) -> str:
-    """Return how many tokens of the prompt were read, in what time, and how many the cache had."""
+    """Return in words how many tokens of the prompt were read, in what time, and how many were cached."""
     stats, n_cached = result.stats, result.n_cached
     seconds = stats.total_s if stats.ttft_s is None else stats.ttft_s
     counted = f"{result.prompt_tokens - n_cached:,} tokens" if result.prompt_tokens else "not counted"
@@ -264,7 +264,7 @@ def said_prompt(result: Result) -> str:
 
 
 def said_text(result: Result) -> str:
-    """Return how many tokens were written after the prompt was read, in what time, and how fast."""
+    """Return in words how many tokens were written after the prompt was read, in what time, how fast."""
     stats, n_tokens = result.stats, len(result.token_ids)
     if stats.ttft_s is None:
         return f"{n_tokens:,} tokens"
@@ -274,9 +274,9 @@ def said_text(result: Result) -> str:
 
 
 def said_drafts(result: Result) -> str:
-    """Return how many drafted tokens were accepted and where they came from, or why nothing was drafted.
+    """Return in words how many drafted tokens were accepted, by source, or why nothing was drafted.
 
-    "" for a short text, or if nothing was to be drafted.
+    "" for a short text, or if drafting was off.
     """
     if len(result.token_ids) <= _FEW:
         return ""
@@ -284,7 +284,7 @@ def said_drafts(result: Result) -> str:
 
 
 def said_accepted(sources: Mapping[str, tuple[int, int]]) -> str:
-    """Return how many tokens were drafted and accepted, and how many from each source."""
+    """Return in words how many tokens were drafted and accepted, and how many from each source."""
     n_drafted, n_accepted = map(sum, zip(*sources.values(), strict=True))
     origins = [f"{n:,} {FROM.get(name, f'from {name}')}" for name, (_, n) in sources.items() if n]
     return ", ".join([f"{n_accepted:,} of {n_drafted:,} accepted", *origins])
@@ -354,7 +354,7 @@ def _ending(result: Result, n_ctx_train: int) -> str:
 
 
 def full_context(n_ctx: int, n_ctx_train: int) -> str:
-    """Return a sentence: a context of `n_ctx` tokens is full, and what to do."""
+    """Return a sentence saying that a context of `n_ctx` tokens is full, and what to do."""
     larger = min(2 * n_ctx, n_ctx_train)
     full = f"the context of {n_ctx:,} is full"
     return (

@@ -83,7 +83,7 @@ class PromptOptions:
 
     @property
     def prompt(self) -> str | None:
-        """The prompt of the command line; several words are refused before."""
+        """The prompt on the command line; several words were refused earlier."""
         return self.words[0] if self.words else None
 
     @property
@@ -209,7 +209,7 @@ class Structure:
     ] = None
 
     def check(self, prompt: PromptOptions) -> None:
-        """Raise UsageError where both the prompt and the constraint would be all of stdin."""
+        """Raise UsageError if both the prompt and the constraint would be read from stdin."""
         for name, value in vars(self).items():
             if value == "-" and prompt.reads_stdin:
                 option = f"--{name.replace('_', '-')} -"
@@ -235,7 +235,7 @@ class Structure:
         return GrammarSource.json_schema(_read_constraint(given, name), name)
 
     def warn_if_cut(self, result: Result) -> None:
-        """Tell the user that a text does not match, because it ends too early."""
+        """Warn that a text does not match, because it ends too early."""
         limit = {"length": "-n", "context": "--ctx", "stop": "--stop"}.get(result.stop_reason)
         if limit and (self.grammar or self.json_schema or self.regex):
             whole = "be whole JSON" if self.json_schema else "match as a whole"
@@ -372,9 +372,9 @@ def run_command(
 
 
 def _as_in_llama_cpp(prompt: PromptOptions, models: ModelChoice) -> tuple[PromptOptions, ModelChoice]:
-    """Take `-m MODEL -p TEXT` as llama.cpp does: the pair of a target, which no pair is called, is a prompt.
+    """Read `-m MODEL -p TEXT` as llama.cpp does: with a target, a pair that does not exist is a prompt.
 
-    Raises UsageError for another name that no pair has, and says where a prompt is written.
+    Raises UsageError, which says where a prompt belongs, for other names that no pair has.
     """
     pair = models.pair
     if pair in load_registry().pairs:
@@ -435,7 +435,7 @@ def _options(
 
 
 def _grammar_source(output: RunOutput) -> GrammarSource | None:
-    """Return the grammar of the text; a line names what has no effect. Raises UsageError."""
+    """Return the grammar of the text; a message names parts without effect. Raises UsageError."""
     if output.show_draft and not out.is_terminal:
         message("--show-draft has an effect only in a terminal")
     source = output.structure.read()
@@ -488,7 +488,7 @@ def _needs_own_engine(
 def _served(
     models: ModelChoice, drafting: RunDrafting, length: RunLength, prompt: PromptOptions, request: RunRequest
 ) -> ServedStream | None:
-    """Ask a running server of the same user and models; None if there is none that answers this."""
+    """Ask a running server of the same user and models; None if none can answer this."""
     from edgespec.cli.served import ask_server, find_server
     from edgespec.engine.model_choice import choose_models
 

@@ -35,7 +35,7 @@ _SILENT_S = 60.0  # a server that lives says something every ten seconds
 
 
 class ServedStream:
-    """An answer of a server, read as a Stream of an engine of this process is."""
+    """An answer of a server, read like a Stream of an engine in this process."""
 
     def __init__(
         self, server: RunningServer, seed: int | None, connection: http.client.HTTPConnection
@@ -99,7 +99,7 @@ class ServedStream:
 
     @property
     def result(self) -> Result:
-        """The result; of a text that did not end, what came of it."""
+        """The result, or for a text that did not end, what was written of it."""
         if self._end:
             return self._end
         now = time.perf_counter()
@@ -125,7 +125,7 @@ class ServedStream:
         )
 
     def close(self) -> None:
-        """End the generation: the server sees that nobody reads."""
+        """End the generation: the server notices the closed connection."""
         self._answer.close()
         self._connection.close()
 
@@ -143,7 +143,7 @@ class ServedStream:
 
 
 def ask_server(server: RunningServer, request: RunRequest) -> ServedStream | None:
-    """Ask for a text; None, and a line that says why, if the server does not begin it."""
+    """Ask for a text; return None and print why if the server does not begin it."""
     where = urlsplit(server.address)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=_SILENT_S)
     headers = {"Authorization": f"Bearer {server.key}", "Content-Type": "application/json"}
@@ -161,7 +161,7 @@ def find_server(
 ) -> RunningServer | None:
     """Return a server that has the models, loaded with the same options; None: there is none.
 
-    `draft`: the one that the user asked for; None: any will do. `kept`: whether texts may be kept on disk.
+    `draft`: the one that the user asked for; None: any. `kept`: whether texts may be kept on disk.
     """
     with suppress(EdgespecError, OSError):
         wanted = file_identity(resolve(draft, pull_missing=False)) if draft else None

@@ -34,7 +34,7 @@ DRAFTLESS: tuple[DrafterName, ...] = ("none", "suffix")
 
 
 def is_plugin(drafter: DrafterChoice | str | None) -> bool:
-    """Whether this drafter, or the one of this name, is one that a user wrote."""
+    """Whether this drafter, or the one of this name, was written by a user."""
     return drafter is not None and drafter not in get_args(DrafterName)
 
 

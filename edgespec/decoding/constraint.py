@@ -35,10 +35,10 @@ class Matcher(Protocol):
         """Advance by `token`, which must be allowed."""
 
     def rollback(self, n: int) -> None:
-        """Take the last `n` tokens back."""
+        """Undo the last `n` tokens."""
 
     def forced(self) -> list[int]:
-        """Return the tokens that must follow, the only ones allowed one after the other."""
+        """Return the tokens that must follow: each is the only one allowed after those before it."""
 
 
 class Allowed:
@@ -76,9 +76,9 @@ class Constraint(Closing):
         banned: Sequence[int] = (),
         name: str = "the grammar",
     ) -> None:
-        """Begin where the matcher that `start` returns begins; it is called when it is first needed.
+        """Begin at the position of the matcher that `start` returns; `start` is called when first needed.
 
-        `banned` tokens are never allowed. `name` stands in errors.
+        `banned` tokens are never allowed. `name`: for errors.
         """
         self._start, self._n_vocab, self._is_eog, self._name = start, n_vocab, is_eog, name
         self._matcher: Matcher | None = None
@@ -139,7 +139,7 @@ class Constraint(Closing):
         return allowed is not None and token in allowed
 
     def fitting(self, path: Path, tokens: Sequence[int]) -> int:
-        """Return how many of `tokens` may follow `path`, one after the other."""
+        """Return how many of the first `tokens` may follow `path`, one after another."""
         for n, token in enumerate(tokens):
             if not self.allows((*path, *tokens[:n]), token):
                 return n

@@ -174,13 +174,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unmarked(_phase: Phase) -> None:
-    """Do nothing at the end of a phase: nobody counts what it took."""
+    """Do nothing at the end of a phase: energy is not measured."""
 
 
 class Loop(ABC):
     """Writes one text, a pass at a time. Generation is exact, Cascade (engine/cascade.py) is not.
 
-    A text may be as long as the context, so that nothing of a step copies it.
+    A text may be as long as the context, so no step copies it.
     """
 
     drafter: Drafter | None = None
@@ -237,7 +237,7 @@ class Loop(ABC):
 
     @abstractmethod
     def note(self) -> str:
-        """Return a sentence about what was drafted or left to the small model, and why; "" if nothing was."""
+        """Return a sentence about what was drafted or left to the small model, and why; "" for nothing."""
 
     def events(self) -> Iterator[Step]:
         """Run by itself, to the end or until it is closed."""
@@ -276,11 +276,11 @@ class Loop(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Whether no token follows those that there are."""
+        """Whether the text has ended."""
         return self.stop_reason != "interrupted"
 
     def _recent(self, drafted: Sequence[int] = ()) -> array[int]:
-        """Return the text that the filters look back on, C ints, at the position after `drafted` tokens.
+        """Return the text that the filters see at the position after `drafted` tokens, as C ints.
 
         Valid until the next call.
         """
@@ -372,7 +372,7 @@ class Generation(Loop):
 
     @property
     def _goal(self) -> tuple[int, int]:
-        """The tokens to read before it continues, and the number of them whose logits are wanted."""
+        """The tokens to read before the text continues, and how many of them need logits."""
         if self.is_writing or not self._task.options.prompt_logprobs:
             return len(self.tokens), 1
         n_scored = self.n_known + len(self.prompt_logprobs)
@@ -386,7 +386,7 @@ class Generation(Loop):
 
     @property
     def n_rest(self) -> int:
-        """The same, and what was drafted."""
+        """Tokens that must be evaluated, drafted ones included."""
         return self.n_pending + len(self._tree or ())
 
     @property
@@ -396,11 +396,11 @@ class Generation(Loop):
 
     @property
     def wants_states(self) -> bool:
-        """Whether its next pass is to leave the hidden states of all of its tokens."""
+        """Whether its next pass must return the hidden states of all its tokens."""
         return self._features is not None and not self.is_writing and self.session.n_past >= self._states_from
 
     def begin(self) -> None:
-        """Begin to read the prompt, if that has not begun; others that share its passes have begun too."""
+        """Begin to read the prompt, unless that has begun; all texts that share its passes exist by now."""
         if self._began is not None:
             return
         self.mark("rest")
@@ -415,7 +415,7 @@ class Generation(Loop):
     def ask(self, most: int | None = None) -> Forward | None:
         """Return its part of the target's next pass, the same one until `process`; None at the end.
 
-        `most`: tokens of the part, where it reads; None: no limit.
+        `most`: limit of the part's tokens while it reads; None: none.
         """
         if self.is_complete:
             return None
@@ -456,7 +456,7 @@ class Generation(Loop):
     def begin_step(self) -> tuple[Sequence[int], int, Position]:
         """Begin a step that drafts; return the arguments of `Drafter.draft`.
 
-        Whoever drafts for several texts together calls it before the step's pass is asked for.
+        A driver that drafts for several texts together calls it before `ask`.
         """
         if self.drafter and not self._has_drafter_begun:
             self._begin_drafter(self.drafter)
@@ -512,7 +512,7 @@ class Generation(Loop):
         self.prompt_logprobs += self._logprobs(rows[: len(following)], following, n=0)
 
     def _end_prompt(self, rows: Rows) -> Step | None:
-        """Sample the first token: what verification of no nodes gives."""
+        """Sample the first token, by verifying a tree without nodes."""
         first = None
         self._emit(())
         if not self.is_complete:  # else no token is asked for
@@ -563,14 +563,14 @@ class Generation(Loop):
         return step
 
     def _store_states(self, at: int, states: Features) -> None:
-        """Keep the target's hidden states of the text's tokens from index `at` on."""
+        """Store the target's hidden states of the text's tokens from index `at` on."""
         if self._features:
             self._features.set(at, self.tokens[at : at + len(states)], states)
 
     def _store_step_states(
         self, states: Features | None, n_pending: int, n_past: int, path: Sequence[int]
     ) -> None:
-        """Keep those of a step's pass: of the tokens always read, and of the drafted ones on `path`."""
+        """Store the hidden states of a step's pass: of pending tokens, and of drafted ones on `path`."""
         if self._features is None:
             return
         if states is None:  # the kernels do not run all of this model: they are asked for otherwise
@@ -586,7 +586,7 @@ class Generation(Loop):
     def _logprobs(
         self, rows: Sequence[Rows] | Rows, tokens: Sequence[int], n: int | None = None
     ) -> tuple[Logprobs, ...]:
-        """Return those that were asked for; `n`: the likeliest of each, where the options say nothing."""
+        """Return the logprobs asked for; `n`: number of likeliest tokens, if the options set none."""
         asked = self._task.options.n_logprobs
         n = n if asked is None else asked
         if n is None:
@@ -595,9 +595,9 @@ class Generation(Loop):
 
 
 def logprobs_of(row: Rows, token: int, n: int) -> Logprobs:
-    """Return the natural logarithms for `token` and for the `n` likeliest, by raw logits, shape (n_vocab,).
+    """Return the natural logprobs of `token` and the `n` likeliest tokens, from raw logits, shape (n_vocab,).
 
-    Of equal ones those of the smallest ids, as in sampling.
+    Ties go to the smallest ids, as in sampling.
     """
     highest = float(row.max())
     log_total = highest + math.log(float(np.exp(row - highest).sum(dtype=np.float64)))

@@ -139,7 +139,7 @@ class GrammarSource:
 
     @classmethod
     def choice(cls, texts: Sequence[str], name: str) -> GrammarSource:
-        """Take a list of texts; the answer is one of them."""
+        """Read a list of texts; the answer is one of them."""
         if not texts or not all(texts):
             raise UsageError("needs at least one text, and none that is empty", field=name)
         return cls.lark("start: " + " | ".join(json.dumps(text) for text in texts), name)
@@ -251,7 +251,7 @@ class GrammarModel(SessionModel, Protocol):
 
     @property
     def sessions(self) -> MutableSet[Closing]:
-        """All that is closed before it."""
+        """The objects that are closed before it."""
 
 
 class GrammarVocabulary(Closing):
@@ -316,7 +316,7 @@ class Grammar:
     """A grammar over a model's vocabulary. Immutable: any number of generations can use it."""
 
     def __init__(self, model: GrammarModel, source: GrammarSource | str, *, name: str = "grammar") -> None:
-        """Take a source that was read, or text in llama.cpp's GBNF, which must match the rule "root".
+        """Use a source that was read, or GBNF text, whose rule "root" the text must match.
 
         The model's vocabulary is prepared in another thread. Raises UsageError, whose field is `name`, for
         an invalid grammar.
@@ -339,7 +339,7 @@ class Grammar:
     ) -> Grammar:
         """Return the grammar of the JSON values that `schema` describes, written in one line.
 
-        What of it cannot be enforced is named in `warnings`; with `strict` it is a UsageError.
+        Parts that cannot be enforced are named in `warnings`; with `strict` they are a UsageError.
         """
         return cls(model, GrammarSource.json_schema(schema, name, strict=strict))
 
@@ -360,7 +360,7 @@ class Grammar:
 
     @classmethod
     def from_choice(cls, model: GrammarModel, texts: Sequence[str], *, name: str = "choice") -> Grammar:
-        """Return the grammar of which each of `texts` is a whole text. Raises UsageError."""
+        """Return the grammar whose texts are exactly `texts`. Raises UsageError."""
         return cls(model, GrammarSource.choice(texts, name))
 
     def begin(self, params: SamplingParams | None = None) -> Constraint:
@@ -393,10 +393,10 @@ class Grammar:
 
 
 class LibraryMatcher:
-    """llguidance's matcher, which reports what goes wrong: a Matcher."""
+    """llguidance's matcher as a `Matcher`; its failures become errors."""
 
     def __init__(self, matcher: LLMatcher, name: str) -> None:
-        """Own `matcher`; `name` is what errors call its grammar."""
+        """Own `matcher`; `name`: of its grammar, for errors."""
         self._matcher, self._name = matcher, name
 
     def mask(self, out: Words) -> None:
@@ -410,7 +410,7 @@ class LibraryMatcher:
         self._check()
 
     def rollback(self, n: int) -> None:
-        """Take the last `n` tokens back."""
+        """Undo the last `n` tokens."""
         self._matcher.rollback(n)
         self._check()
 

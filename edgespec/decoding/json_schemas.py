@@ -1,6 +1,6 @@
-"""JSON schemas as llguidance takes them: objects have only the properties that they name.
+"""JSON schemas in the form that llguidance needs: objects have only the properties that they name.
 
-Keywords are in a table: each is enforced, put as the library reads it rightly, or named as not enforced.
+A table lists the keywords: each is enforced, rewritten for the library, or named as not enforced.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def schemas(root: Any) -> Iterator[Schema]:  # noqa: ANN401 - JSON
 
 
 def target(ref: Any, root: Any) -> Any:  # noqa: ANN401 - JSON
-    """The target of a reference by its path; None where that is not in `root`."""
+    """Return the target of a reference by its path; None if it is not in `root`."""
     if not isinstance(ref, str) or ref.partition("#")[2].partition("/")[0]:
         return None
     found = root
@@ -101,7 +101,7 @@ MOST_PARTS = 64
 
 
 def parts_of(schema: Any, root: Schema) -> list[Schema]:  # noqa: ANN401 - JSON
-    """Return schemas that each value of `schema` matches, MOST_PARTS of them at most."""
+    """Return up to MOST_PARTS schemas, all of which each value of `schema` matches."""
     waiting, parts = [schema], dict[int, Schema]()
     while waiting and len(parts) < MOST_PARTS:
         part = waiting.pop()
@@ -123,7 +123,7 @@ _TYPES: dict[type, str] = {
 
 
 class Alternatives:
-    """Schemas of which one is to match."""
+    """Alternative schemas, of which one must match."""
 
     def __init__(self, alternatives: list[Any], root: Schema) -> None:
         """Look at `alternatives` of the schema `root`."""
@@ -133,7 +133,7 @@ class Alternatives:
         """Whether certainly no value matches two of them."""
 
     def _excluded(self, parts: list[Schema], depth: int = 0) -> bool:
-        """Whether certainly no value matches all of `parts`."""
+        """Whether it is certain that no value matches all of `parts`."""
         self._left -= 1
         if self._left < 0 or depth > _MOST_DEPTH:
             return False
@@ -172,7 +172,7 @@ def _required(parts: list[Schema]) -> set[str]:
 
 
 def types_of(schema: Schema) -> list[str]:
-    """Return the types that a schema names; [] where it names none."""
+    """Return the types that a schema names; [] if it names none."""
     given = schema.get("type", [])
     return [given] if isinstance(given, str) else given
 
@@ -217,14 +217,14 @@ def escapes(root: Schema) -> str:
 
 
 def named(key: str, value: Any, why: str = "") -> str:  # noqa: ANN401 - JSON
-    """Return a warning about a keyword and its value, as the user wrote it; `true` goes without saying."""
+    """Return a warning about a keyword and its value, as the user wrote it; `true` is left out."""
     text = json.dumps(value, ensure_ascii=False)
     text = "" if value is True else f": {text if len(text) <= 60 else f'{text[:57]}...'}"
     return f'"{key}"{text}{why and f", {why}"}'
 
 
 def explained(message: str, root: Schema, warnings: Iterable[str]) -> list[str]:
-    """Return what a message of the library says that `warnings` do not, with values of `root`."""
+    """Return the part of the library's message that `warnings` lack, with values of `root`."""
     keys = re.findall('"(.*?)"', message) if message.startswith("Unimplemented keys") else []
     keys += ["minProperties", "maxProperties"] if message.startswith("min/maxProperties") else []
     new = [key for key in keys if not any(one.startswith(f'"{key}"') for one in warnings)]
@@ -259,7 +259,7 @@ class Rewriting:
     """Rewrites schemas in place, so that the library enforces what they say."""
 
     def __init__(self, root: Schema) -> None:
-        """Rewrite the schemas in `root`. Raises UsageError for values that are none or cannot be held."""
+        """Rewrite the schemas in `root`. Raises UsageError for invalid or unenforceable values."""
         every = [*schemas(root)]
         self._root = root
         self._written = dict(zip(map(id, every), schemas(json.loads(json.dumps(root))), strict=True))
@@ -284,7 +284,7 @@ class Rewriting:
         self.warnings[named(key, value, why)] = None
 
     def _combinations(self, schema: Schema) -> None:
-        """Put what depends on several schemas so that it does not."""
+        """Rewrite keywords that depend on several schemas so that each stands alone."""
         if "oneOf" in schema:
             if not Alternatives(schema["oneOf"], self._root).are_apart:
                 self._name(schema, "oneOf", "of which several may match")
@@ -383,7 +383,7 @@ class Rewriting:
         self._counts(schema)
 
     def _puts_names(self, schema: Schema) -> bool:
-        """Put "propertyNames" as other keywords, where nothing else names properties; whether it could."""
+        """Rewrite "propertyNames" as other keywords if nothing else names properties; return if it was."""
         names = schema["propertyNames"]
         names = target(names["$ref"], self._root) if isinstance(names, dict) and "$ref" in names else names
         if names is True:
@@ -406,7 +406,7 @@ class Rewriting:
         return True
 
     def _counts(self, schema: Schema) -> None:
-        """Leave out the numbers of properties that the library takes wrongly or not at all."""
+        """Remove limits on the number of properties that the library misreads or does not support."""
         n_required = len({*schema.get("required", ())})
         least, most = schema.get("minProperties", 0) - n_required, schema.get("maxProperties")
         is_open = schema.get("additionalProperties") is not False or "patternProperties" in schema
@@ -555,10 +555,10 @@ _OPEN = (_NAMING | {*_PARTS}) - {"not"}  # which can name no property that there
 
 
 def read_schema(schema: str | Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return `schema` in words that llguidance takes as meant, and what of it cannot be enforced.
+    """Return `schema` in keywords that llguidance enforces, and warnings about those it cannot.
 
-    An object has other properties than it names only where the schema says so ("additionalProperties"), or
-    where it is made of several schemas. Raises UsageError, without the name of a file, if it is no schema.
+    An object may have properties that it does not name only if the schema says so ("additionalProperties"),
+    or combines several schemas. Raises UsageError, without the name of a file, if it is no schema.
     """
     try:
         given = json.loads(schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False))
@@ -579,7 +579,7 @@ def read_schema(schema: str | Mapping[str, Any]) -> tuple[dict[str, Any], list[s
 def compiled(schema: dict[str, Any]) -> str:
     """Return llguidance's grammar of the JSON values that `schema` describes, written in one line.
 
-    What it cannot enforce it leaves out, and says so. Raises UsageError for a schema nested too deeply.
+    Parts that it cannot enforce are left out, with a warning. Raises UsageError for too deep a schema.
     """
     overrides: JsonCompileOptions = {"lenient": True, "json_allowed_escapes": escapes(schema)}
     try:
@@ -599,7 +599,7 @@ def _close(root: dict[str, Any]) -> None:
 
 
 def _combine(schema: dict[str, Any], root: dict[str, Any], combined: set[int]) -> None:
-    """Add the schemas that must hold beside others to `combined`: none of them names all properties."""
+    """Add to `combined` the schemas that apply together with others: none of them names all properties."""
     parts = [key for key in _PARTS if key in schema]
     if parts and ("allOf" in schema or "properties" in schema or len(parts) > 1):
         waiting = [schema[key] for key in parts if key != "dependentSchemas"]

@@ -1,4 +1,4 @@
-"""The table of a generation's options: a row has what all that offer the option say of it.
+"""The table of a generation's options: a row describes an option for everything that offers it.
 
 The rows of sampling are the metadata of the fields of `SamplingParams`, the others are below;
 `sampling.TABLE` has all by name. From it come the command line's options (cli/groups.py), the fields of
@@ -53,7 +53,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bounds(self) -> str:
-        """The values that are allowed, in words."""
+        """The allowed values, in words."""
         if self.limits is None:
             return ""
         least, most = map(_number, self.limits)
@@ -64,7 +64,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         return f"{least}, or {_number(self.gap)} to {most}" if self.gap else f"{least} to {most}"
 
     def command_name(self, name: str) -> str:
-        """Return the name in the command line of the option whose field is called `name`."""
+        """Return the command-line name of the option whose field is called `name`."""
         return self.command or f"--{name.replace('_', '-')}"
 
     def request_name(self, name: str) -> str:
@@ -72,7 +72,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         return self.request or name
 
     def check(self, name: str, value: Any) -> Any:  # noqa: ANN401 - what a user gives
-        """Return the value of the option called `name`, a whole number as an int. Raises UsageError."""
+        """Return the value of the option called `name`, whole numbers as int. Raises UsageError."""
         if self.limits is None:
             return value
         least, most = self.limits

@@ -117,7 +117,7 @@ class Options:
         self._check_modes()
 
     def ends(self, is_eog: Callable[[int], bool]) -> Callable[[int], bool]:
-        """The test of a token whether the text ends with it; `is_eog`: the model's own."""
+        """Return a function that says whether a token ends the text; `is_eog`: the model's own."""
         stops = frozenset(self.stop_tokens)
         return (lambda token: token in stops or is_eog(token)) if stops else is_eog
 
@@ -160,9 +160,9 @@ class Options:
 def token_ids(
     field: str, given: object, n_vocab: int | None = None, *, wanted: str = "a list of token ids"
 ) -> list[int]:
-    """Return a list of token ids; numpy's numbers are fine. Raises UsageError for anything else.
+    """Return a list of token ids, which may be numpy integers. Raises UsageError for anything else.
 
-    `n_vocab`: how many tokens the model has, if it is known. `wanted`: what may be given, for the error.
+    `n_vocab`: the number of the model's tokens, if known. `wanted`: the allowed values, for the error.
     """
     is_bytes = isinstance(given, (bytes, bytearray, memoryview))
     if is_bytes or isinstance(given, (str, Mapping, Set)) or not isinstance(given, Iterable):

@@ -1,15 +1,15 @@
 """The passes that rewrite a token tree, as a compiler does: each a pure function from trees to a tree.
 
     merge    common subexpressions: one node for the same token after the same text
-    balance  estimates of one place that contradict each other
+    balance  conflicting estimates for one position
     fold     constant folding: tokens that a grammar leaves no choice about
     order    the layout: depth first, siblings in the order in which they are to be tested
     cut      scheduling and dead code: as many nodes, the likeliest first, as pay in the target's pass
 
 A pass that has nothing to do returns the very tuple it was given.
 
-Exactness: a node that was sampled, and every node above one, is *pinned*: no pass drops it. To drop a token
-because of what it turned out to be changes what is emitted, even where the draft's distribution is the
+Exactness: a node that was sampled, and every node above one, is *pinned*: no pass drops it. Dropping a token
+because of its value changes what is emitted, even where the draft's distribution is the
 target's. A point mass came from no coin, and may be dropped for any reason (docs/measuring.md).
 """
 
@@ -26,11 +26,11 @@ Forced = Callable[[Sequence[int]], int | None]
 
 
 def merge(trees: Sequence[Tree]) -> Tree:
-    """Return one tree of all of `trees`, in which a token stands once under its parent.
+    """Merge `trees` into one, in which each token appears once under its parent.
 
-    A sampled node takes in the point masses of its token and their children, else the first does; the path
-    is the likelier of the two. Tokens that were sampled from different slots stay siblings: each was drawn,
-    and each is tested.
+    A sampled node absorbs the point masses of its token and their children; without one, the first of them
+    does. The path is the likelier of the two. Tokens that were sampled from different slots stay siblings:
+    each was drawn, and each is tested.
     """
     trees = [tree for tree in trees if tree]
     if not trees:
@@ -75,10 +75,10 @@ def _is_same(a: TreeNode, b: TreeNode) -> bool:
 
 
 def balance(tree: Tree) -> Tree:
-    """Return `tree` with paths that agree: those of siblings add up to their parent's at most.
+    """Return `tree` with consistent paths: those of siblings add up to at most their parent's.
 
-    Two sources that propose different tokens for one place may each be sure. Only one is right: the likeliest
-    keeps its path and the others share what is left of the parent's, all below them in proportion.
+    Two sources that propose different tokens for one position may both be sure, but only one can be right:
+    the likeliest keeps its path, the others share the rest of the parent's, and subtrees scale with them.
     """
     below = children_of(tree)
     scale = [1.0] * (len(tree) + 1)
@@ -99,11 +99,11 @@ def balance(tree: Tree) -> Tree:
 
 
 def fold(tree: Tree, forced: Forced, room: int) -> Tree:
-    """Return `tree` with what `forced` says: the token that must follow, and no point mass beside it.
+    """Return `tree` with each token that `forced` requires, and no point mass beside it.
 
-    The forced token is as likely as its parent, and what is below it more likely than before in proportion.
-    What was sampled beside it stays, without a chance. Where the tree ends before a token is forced it
-    grows, up to `room` nodes in all, the likeliest places first.
+    The forced token gets its parent's path, and those of its subtree scale with it. Tokens sampled beside it
+    stay, with chance 0. Where a token is forced after the end of the tree it grows, up to `room` nodes in
+    all, the likeliest positions first.
     """
     pinned = _pinned(tree)
     # The last entry of each is the root's: it is at -1, where its children look for their parent.
@@ -147,11 +147,11 @@ def fold(tree: Tree, forced: Forced, room: int) -> Tree:
 def cut(tree: Tree, cost: Sequence[float], rate: float, room: int, again: float = 0.0) -> Tree:
     """Return the part of `tree`, at most `room` nodes, that gains most in the target's pass.
 
-    `cost[n]` is what a pass over n tokens costs, the pending one and n - 1 nodes; a pass over more than
-    `cost` tells of is not made. With `rate` the tokens that a unit of cost brings now, the gain is the sum of
+    `cost[n]`: the cost of a pass over n tokens, the pending one and n - 1 nodes; larger passes than `cost`
+    covers are not made. With `rate` the tokens that a unit of cost brings now, the gain is the sum of
     the paths less `rate * (cost[n + 1] - cost[1])`. An accepted node beside the trunk is evaluated again with
-    the next pass, which takes `again` of its token. Of equals the smallest is kept. The pinned nodes are
-    always kept: the caller has to see that there is room for them.
+    the next pass, which takes `again` of its token. Ties go to the smallest part. The pinned nodes are
+    always kept: the caller must ensure that there is room for them.
     """
     reach = _reach(tree)
     if again:
@@ -179,8 +179,8 @@ def cut(tree: Tree, cost: Sequence[float], rate: float, room: int, again: float 
 def order(tree: Tree) -> Tree:
     """Return `tree` depth first, parents before children.
 
-    Of siblings the sampled ones come first, in the order they were drawn; a later one's distribution is
-    without the tokens of those before it. Then come the point masses, the likeliest first.
+    Sampled siblings come first, in the order they were drawn; the distribution of a later one excludes the
+    tokens of those before it. Then come the point masses, the likeliest first.
     """
     if is_chain(tree):
         return tree
@@ -202,7 +202,7 @@ def _pinned(tree: Tree) -> list[bool]:
 
 
 def _reach(tree: Tree) -> list[float]:
-    """Return the path of each node, at most its parent's whatever the estimates say; last is the root's."""
+    """Return the path of each node, capped at its parent's; the root's comes last."""
     reach = [1.0] * (len(tree) + 1)
     for i, node in enumerate(tree):
         path, above = node.path, reach[node.parent]
@@ -211,7 +211,7 @@ def _reach(tree: Tree) -> list[float]:
 
 
 def _lay_out(nodes: Sequence[TreeNode], below: Sequence[Sequence[int]]) -> Tree:
-    """Return the nodes depth first and numbered anew, the children of each as they stand in `below`."""
+    """Return the nodes depth first and renumbered, children in the order of `below`."""
     place = [-1] * len(below)
     parents = [-1] * len(below)
     for parent, siblings in enumerate(below[:-1]):
@@ -224,7 +224,7 @@ def _lay_out(nodes: Sequence[TreeNode], below: Sequence[Sequence[int]]) -> Tree:
 
 
 def _select(tree: Tree, kept: Sequence[bool]) -> Tree:
-    """Return the nodes that are kept, numbered anew; the very tuple when all are."""
+    """Return the kept nodes, renumbered; the same tuple if all are kept."""
     if all(kept):
         return tree
     place = [-1] * (len(tree) + 1)

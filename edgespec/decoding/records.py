@@ -1,4 +1,4 @@
-"""Records of a generation that packages hand to each other, and the statistics made of them."""
+"""Records of a generation that packages exchange, and the statistics computed from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ StopReason = Literal["eog", "stop", "length", "context", "interrupted"]
 
 
 class PromptProgress(NamedTuple):
-    """How far a prompt is read."""
+    """How much of a prompt is read."""
 
     n_read: int
     """Tokens read so far, those that the cache held included."""
@@ -59,7 +59,7 @@ class Logprobs(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct):
-    """What a pass has emitted: after a tree of n_drafted tokens n_accepted + 1, else a token."""
+    """The outcome of a pass: n_accepted + 1 tokens after a tree of n_drafted, else one token."""
 
     tokens: tuple[int, ...]
     n_drafted: int = 0
@@ -263,7 +263,7 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def times_plain(self) -> float | None:
-        """Its speed over that expected of plain decoding. None: not known, or nothing was drafted."""
+        """Its speed over that expected of plain decoding. None: unknown, or nothing was drafted."""
         rate, plain = self.stats.generation_tokens_per_s, self.plain_tokens_per_s
         return rate / plain if rate and plain and self.stats.n_drafted else None
 

@@ -1,7 +1,7 @@
 """How a token is chosen from logits: the parameters, the C core's sampler for them, and the random numbers.
 
 Order and meaning of the filters are llama.cpp's (`SAMPLERS`), after the logit bias. Equal logits are ordered
-by token id. `tests/support/reference.py` says them in numpy.
+by token id. `tests/support/reference.py` has them in numpy.
 
 Exactness: DRY and the penalties see the text before each node of a tree. XTC tosses a coin that is a function
 of seed and position alone. Given these coins, the target and the draft each have one distribution at a
@@ -32,7 +32,7 @@ _LONGEST_BREAKER = 40  # as in llama.cpp
 
 
 def parse_bias(entries: list[str]) -> dict[int, float]:
-    """Return the biases that users write as TOKEN=BIAS. Raises UsageError."""
+    """Parse biases written as TOKEN=BIAS. Raises UsageError."""
     bias: dict[int, float] = {}
     for entry in entries:
         token, equals, value = entry.partition("=")
@@ -190,7 +190,7 @@ class SamplingParams:
         """Return the C core's sampler for these parameters.
 
         `n_slots` is the longest draft it will verify, `seed` that of XTC's coins. Without a `vocabulary` DRY
-        knows no sequence breakers. Raises UsageError for a biased token id outside the vocabulary.
+        has no sequence breakers. Raises UsageError for a biased token id outside the vocabulary.
         """
         outside = [token for token in self.logit_bias if not 0 <= token < n_vocab]
         if outside:

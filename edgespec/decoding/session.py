@@ -1,4 +1,4 @@
-"""The sessions that the loops run: what a model along one sequence of tokens has to do, and its passes.
+"""The sessions that the loops run: what a model over one sequence of tokens must provide, and its passes.
 
 llama.cpp's (llama/session.py) and Whisper's (speech/whisper_model.py) are such sessions, and toys in tests.
 """
@@ -67,7 +67,7 @@ class SequenceTokens:
 
     @property
     def n_drafted(self) -> int:
-        """Tokens at the end that may be taken back."""
+        """Tokens at the end that may be removed again."""
         return max(0, self.n_logits - 1)
 
     @property
@@ -76,7 +76,7 @@ class SequenceTokens:
         return len(self.tokens) - (len(self.branches.depths) if self.branches else 0)
 
     def section(self, start: int, n: int) -> SequenceTokens:
-        """Return the `n` tokens from `start` on, for a pass of their own; a tree stays whole, in the last."""
+        """Return the `n` tokens from `start` on, for a separate pass; the last section has the whole tree."""
         ends = start + n == len(self.tokens)
         inputs = None if self.inputs is None else self.inputs[start : start + n]
         return SequenceTokens(
@@ -106,13 +106,13 @@ class ForwardResult(msgspec.Struct, frozen=True):
     """How likely a draft head says that a token of the first row is accepted; most say nothing."""
 
     def copy(self) -> ForwardResult:
-        """Return the result with copies of its rows and features, which the next pass leaves as they are."""
+        """Return the result with copies of its rows and features, which the next pass does not overwrite."""
         features = None if self.features is None else self.features.copy()
         return replace(self, rows=self.rows.copy(), features=features)
 
 
 class SessionModel(Protocol):
-    """A model as sessions know it: vocabulary, end tokens, name."""
+    """What sessions need of a model: vocabulary, end tokens, name."""
 
     @property
     def n_vocab(self) -> int:
@@ -128,11 +128,11 @@ class SessionModel(Protocol):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether it keeps a state, which takes tokens back only to some places."""
+        """Whether the model has a recurrent state, which can be rewound only to checkpoints."""
 
     @property
     def leaves_last_states(self) -> bool:
-        """Whether its passes leave the hidden states of tokens with logits for nothing."""
+        """Whether its passes return the hidden states of tokens with logits at no extra cost."""
 
     def is_eog(self, token: int) -> bool:
         """Whether `token` ends a text."""
@@ -141,11 +141,11 @@ class SessionModel(Protocol):
         """Return the bytes of `token`; with `special` also a control token's name."""
 
     def sequence_breakers(self, texts: tuple[str, ...], /) -> array[int]:
-        """Return the tokens that hold one of `texts`, or begin it, as `_core.Sampler` takes them (DRY)."""
+        """Return the tokens that contain one of `texts`, or begin it, as `_core.Sampler` needs them (DRY)."""
 
 
 class SessionCache(Protocol):
-    """The cache in which a session has its sequence, alone or with others."""
+    """The cache that holds a session's sequence, alone or with others."""
 
     @property
     def n_logits_max(self) -> int:
@@ -153,26 +153,26 @@ class SessionCache(Protocol):
 
     @property
     def n_features_max(self) -> int:
-        """Most tokens of a pass that leaves hidden states."""
+        """Most tokens of a pass that returns hidden states."""
 
     @property
     def most_drafted(self) -> int:
-        """Most tokens of a pass that may be taken back after it."""
+        """Most tokens of a pass that may be removed after it."""
 
     @property
     def all_logits(self) -> bool:
-        """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
+        """Whether a pass that returns hidden states computes the logits of all its tokens."""
 
     def forward(self, parts: Sequence[SequenceTokens]) -> Sequence[ForwardResult]:
         """Append the tokens of each part to its sequence; return a result for each."""
 
 
 class ModelSession(Protocol):
-    """A model along one sequence of tokens, which grows and can be cut back."""
+    """A model over one sequence of tokens, which grows and can be cut back."""
 
     @property
     def model(self) -> SessionModel:
-        """The model whose passes it makes."""
+        """The model that it runs."""
 
     @property
     def cache(self) -> SessionCache:
@@ -223,14 +223,14 @@ class Forward(SequenceTokens):
         return len(self.tokens) if self.with_features and self.session.cache.all_logits else self.n_logits
 
     def run(self) -> ForwardResult:
-        """Make the pass with nothing else in it, and return its result."""
+        """Run the pass alone, and return its result."""
         return self.session.cache.forward([self])[0]
 
 
 def forward_together(parts: Sequence[Forward]) -> list[ForwardResult | Exception]:
-    """Make one pass of a cache for all `parts`, which fit in one; return a result for each.
+    """Run one pass of a cache for all `parts`, which fit in one; return a result for each.
 
-    If it fails, make one for each; the result of one that fails again is the error.
+    If it fails, run one pass for each; if that fails too, its result is the error.
     """
     try:
         return [*parts[0].session.cache.forward(parts)]
@@ -249,7 +249,7 @@ def forward_together(parts: Sequence[Forward]) -> list[ForwardResult | Exception
 
 
 def is_one_pass(parts: Sequence[Forward]) -> bool:
-    """Whether one pass of the library can do these; of models with states, all need as many tokens."""
+    """Whether one pass of the library can run these: with recurrent states, all need equal lengths."""
     return not parts[0].session.model.keeps_state or len({len(part.tokens) for part in parts}) == 1
 
 
@@ -286,7 +286,7 @@ class TokenView(Sequence[int]):
 
 
 def as_ints(tokens: Sequence[int]) -> array[int]:
-    """Return `tokens` as C ints, themselves if they are; then many comparisons copy them once."""
+    """Return `tokens` as C ints, unchanged if they are; so that many comparisons copy them only once."""
     return tokens if isinstance(tokens, array) else array("i", tokens)
 
 
@@ -294,7 +294,7 @@ _PIECE = 512
 
 
 def n_common(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return the number of tokens, or of characters, with which both sequences begin."""
+    """Return the length of the common prefix of two sequences of tokens, or of characters."""
     n = 0
     while piece := first[n : n + _PIECE]:  # where both are of one type, a piece is compared at once
         other = second[n : n + _PIECE]
@@ -331,13 +331,13 @@ class TargetFeatures:
         return self.first + len(self._tokens)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start on the sequence `tokens`; keep what is known of one that begins like it."""
+        """Start on the sequence `tokens`; keep the states of the prefix it shares with the one before."""
         del self._tokens[n_common(self._tokens, tokens[self.first :]) :]
 
     def set(self, at: int, tokens: Sequence[int], features: Features) -> None:
-        """Set those of `tokens`, at most KEPT, which stand from index `at` on; forget what was known after.
+        """Set the states of `tokens`, at most KEPT, from index `at` on; drop those after them.
 
-        Where a gap lies between, what was known before is forgotten too.
+        If that leaves a gap, the states before it are dropped too.
         """
         if not self.first <= at <= self.end:
             self._tokens.clear()

@@ -10,8 +10,8 @@ says which of its nodes stay. `dump` draws it:
     │ └╴3 ' sum'      sampled     from slot 2: drawn after ' a' and without it
     └╴4 ' if'         suffix      a point mass, the suffix store's
 
-A node's parent comes before it. A chain is the tree whose node i has parent i - 1; no code treats it as
-another thing.
+A node's parent comes before it. A chain is the tree whose node i has parent i - 1; no code treats it
+specially.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Source = Literal["suffix", "argmax", "sampled", "forced"]
 
 
 class TreeNode(msgspec.Struct, frozen=True):
-    """A proposed token: where it hangs in the tree, and how it was drawn."""
+    """A proposed token: its place in the tree, and how it was drawn."""
 
     parent: int
     """Index of the node it follows, smaller than its own; -1: it follows the sequence's last token."""
@@ -68,7 +68,7 @@ def lower(tree: Tree) -> tuple[array[int], array[int], array[int]]:
 
 
 def paths(tree: Tree) -> list[tuple[int, ...]]:
-    """Return the tokens that lead to each of the target's rows: none to the first, then to each node."""
+    """Return the drafted tokens before each of the target's rows: none, then each node's path."""
     found: list[tuple[int, ...]] = [()]
     for node in tree:
         found.append((*found[node.parent + 1], node.token))
@@ -78,7 +78,7 @@ def paths(tree: Tree) -> list[tuple[int, ...]]:
 def drafted_depth(tree: Tree, path: Sequence[int]) -> int:
     """Return how many positions were drafted along the accepted `path` of nodes.
 
-    len(path) if no node follows it, so that the draft ended there; else the depth of the tree.
+    len(path) if no node follows it, since the draft ended there; else the depth of the tree.
     """
     end = path[-1] if path else -1
     if all(node.parent != end for node in tree[end + 1 :]):
@@ -90,7 +90,7 @@ def drafted_depth(tree: Tree, path: Sequence[int]) -> int:
 
 
 def dump(tree: Tree, piece: Callable[[int], str]) -> str:
-    """Draw `tree`, a line a node: its text as `piece` gives it, source, chance and path; "" without nodes."""
+    """Draw `tree`, one line per node: its text by `piece`, source, chance and path; "" without nodes."""
     below = children_of(tree)
     margins = [""] * (len(tree) + 1)
     rows = []
@@ -108,7 +108,7 @@ def dump(tree: Tree, piece: Callable[[int], str]) -> str:
 
 
 def children_of(tree: Tree) -> list[list[int]]:
-    """Return the children of each node; last, so at -1, come those of the root."""
+    """Return the children of each node; those of the root come last, at index -1."""
     below: list[list[int]] = [[] for _ in range(len(tree) + 1)]
     for i, node in enumerate(tree):
         below[node.parent].append(i)
@@ -116,7 +116,7 @@ def children_of(tree: Tree) -> list[list[int]]:
 
 
 def depth_first(below: Sequence[Sequence[int]]) -> list[int]:
-    """Return the nodes depth first, siblings as they stand in `below`."""
+    """Return the nodes depth first, siblings in the order of `below`."""
     found: list[int] = []
     waiting = list(reversed(below[-1]))
     while waiting:
@@ -132,7 +132,7 @@ Tokens = npt.NDArray[np.int32]
 
 
 class Position(msgspec.Struct, frozen=True):
-    """The means to sample a token after the sequence or after drafted tokens, for both models alike."""
+    """Samples a token after the sequence or after drafted tokens, for target and draft alike."""
 
     sampler: _core.Sampler
     """Keeps in its slots what drafted tokens were sampled from."""
@@ -147,7 +147,7 @@ class Drafter(Protocol):
 
     For exactness, a drafter must sample each token from the q it leaves in the node's slot (a
     deterministic proposal is a point mass and has none), and whether a sampled token is proposed may depend
-    on what came before and on the drafter's own distributions, never on what the token turned out to be.
+    on what came before and on the drafter's own distributions, never on the token's value.
     """
 
     n_max: int

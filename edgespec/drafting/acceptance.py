@@ -31,8 +31,8 @@ def bucket_of(confidence: float) -> int:
 class AcceptanceTable:
     """Probability that a token is accepted, by its depth and its bucket, learned from outcomes.
 
-    A cell is a decaying count. One with few outcomes is completed by its bucket over all depths, and that by
-    a first guess, so that a few outcomes already improve all estimates.
+    A cell is a decaying count. A cell with few outcomes is supplemented by its bucket over all depths, and
+    that by a prior, so that a few outcomes already improve all estimates.
     """
 
     _COUNTS = 5.0  # outcomes that what completes a cell counts for in it
@@ -44,7 +44,7 @@ class AcceptanceTable:
     _USUAL = 0.1  # of a text's acceptance in the mean over texts
 
     def __init__(self, prior: Callable[[int, int], float], *, alike: bool = False) -> None:
-        """Start from `prior(depth row, bucket)`; `alike`: cells differ little, all complete each."""
+        """Start from `prior(depth row, bucket)`; `alike`: cells differ little, so all supplement each."""
         self._prior = [[prior(d, b) for b in range(N_BUCKETS)] for d in range(N_DEPTHS)]
         self._alike = alike
         self._usual = self._prior[0][0]  # where cells are alike: acceptance over all, a mean over texts
@@ -58,7 +58,7 @@ class AcceptanceTable:
         """Outcomes of this text."""
 
     def begin(self) -> None:
-        """Start on another text: what the last one was like says little of it."""
+        """Start on another text, about which the last one says little."""
         if self._alike:
             self._usual = self._usual_so_far()
             self._clear()
@@ -79,7 +79,7 @@ class AcceptanceTable:
         return self._completed(N_DEPTHS, 0, self._usual)
 
     def chance(self, depth: int, bucket: int) -> float:
-        """Return the estimated acceptance of a token, those before it being accepted."""
+        """Return the estimated acceptance of a token, given that those before it are accepted."""
         row = _ROW_OF[depth]
         guess = self._prior[row][bucket]
         if self._alike:
@@ -142,7 +142,7 @@ def _is_grid(value: Any) -> bool:  # noqa: ANN401
 
 
 class AcceptanceTables:
-    """Which share of a source's tokens the target accepts: a table for each kind, learned each step.
+    """The share of a source's tokens that the target accepts: a table for each kind, learned each step.
 
     Only tested tokens count: whether those after the first rejection would have been accepted is unknown.
     So a cell at depth d holds the acceptance *given* that the d tokens before it were accepted. The bucket is
@@ -175,9 +175,9 @@ class AcceptanceTables:
             table.begin()
 
     def offered(self, depth: int, bucket: int) -> float:
-        """Return the estimated acceptance of a token of the suffix store, those before it being right.
+        """Return the estimated acceptance of the suffix store's token, given that those before it are right.
 
-        How much a text repeats differs between texts more than the table can tell. So its estimate for a
+        How much a text repeats itself differs more between texts than the table shows. So its estimate for a
         first token is multiplied by (how many were right in this text) / (how many should have been).
         """
         chance = self.suffix.chance(depth, bucket)
@@ -191,7 +191,7 @@ class AcceptanceTables:
         self.suffix.learn(depth, bucket, right)
 
     def take(self, text: AcceptanceTables) -> None:
-        """Keep the tables of `text` that learned anything."""
+        """Replace tables by those of `text` that have learned anything."""
         for name, table in text._tables().items():
             if table.n_learned:
                 setattr(self, name, table)

@@ -3,9 +3,9 @@
     NoDraft      nothing
     PlainDraft   a model of the target's vocabulary
 
-Other kinds are entry points, ours as anybody's (edgespec/platform/plugins.py): a subclass of `Draft` under
-the name that begins the metadata of its files, under `OTHER_VOCABULARY` for models whose tokens are not the
-target's, and for heads in the target's own file under the word of `--drafter` that asks for them.
+Other kinds, edgespec's own included, are entry points (edgespec/platform/plugins.py): subclasses of `Draft`.
+Their name is the prefix of their files' metadata, `OTHER_VOCABULARY` for models whose tokens are not the
+target's, and for heads in the target's own file the word of `--drafter` that asks for them.
 
 `find_draft` chooses the kind by the files' headers, and `check`s that it fits. Then the models are loaded
 (`load_target`, `load`), and `bind` returns the draft that is used: itself, another one, or none.
@@ -52,7 +52,7 @@ def check_target(header: GGUFHeader) -> None:
 class Draft(Closing):
     """A draft of one target, from its file to its sessions. A context manager, which closes its model.
 
-    A kind of draft has its own `open`, and of the other methods those that the plain ones do not fit.
+    A kind of draft has its own `open`, and overrides other methods where it differs from a plain draft.
     """
 
     what = "a draft"
@@ -69,9 +69,9 @@ class Draft(Closing):
     n_threads: int
 
     def __init__(self, target_name: str, name: str | None = None, header: GGUFHeader | None = None) -> None:
-        """Draft for the target of that name with the file of `header`, None for none of its own.
+        """Draft for the target of that name with the file of `header`; None: it has no file of its own.
 
-        `name`: the draft as it was given, or its name in the registry.
+        `name`: the draft as the user gave it, or its name in the registry.
         """
         self.target_name, self.name, self.header = target_name, name, header
 
@@ -88,7 +88,7 @@ class Draft(Closing):
         return self
 
     def load_target(self, header: GGUFHeader, *, kernels: bool, remote: RemoteLayers | None) -> Model:
-        """Load the target, so that it gives what the draft reads of it."""
+        """Load the target such that it provides what the draft reads."""
         return Model(header.path, kernels=kernels, header=header, remote=remote)
 
     def load(self, target: Model, *, kernels: bool, n_threads: int) -> Model | None:
@@ -116,7 +116,7 @@ class Draft(Closing):
         return NoDraft(self.target_name, is_stuck=True)
 
     def match(self, model: Model, on_message: MessageFn) -> Draft:
-        """Return the draft to use of its loaded `model` and `target`, which can take tokens back."""
+        """Return the draft to use, given its loaded `model` and `target`, which can be rewound."""
         return self
 
     # ---- what it can do ----
@@ -137,7 +137,7 @@ class Draft(Closing):
     # ---- running ----
 
     def n_own(self, n_ctx: int) -> int:
-        """Return how many of its own tokens `n_ctx` tokens of the target are."""
+        """Return how many of its own tokens correspond to `n_ctx` tokens of the target."""
         return n_ctx
 
     def open(self, sequences: SequencePool) -> DraftModel:
@@ -145,19 +145,19 @@ class Draft(Closing):
         raise NotImplementedError
 
     def use_cache(self, cache: KVCache | None) -> None:
-        """Take note of the target's new cache, with nothing in it yet; None: the last one will be closed."""
+        """Note the target's new, empty cache; None: the last one will be closed."""
 
     # ---- timing ----
 
     def timed_rows(self, tokens: Sequence[int]) -> Inputs | None:
-        """Return the rows that a timed pass takes in place of `tokens`, where it `reads_states`.
+        """Return the input rows of a timed pass that `reads_states`, in place of `tokens`.
 
         None: the tokens themselves. Costs do not depend on their values.
         """
         return None
 
     def timed_session(self, target: Session, n_ctx: int, interrupt: Interrupt | None) -> TimedSession:
-        """Return a session whose passes are timed beside those of `target`, which was just opened."""
+        """Return a session whose passes are timed together with those of `target`, which was just opened."""
         assert self.model  # noqa: S101 - for the type checker
         return Session(
             self.model,
@@ -171,7 +171,7 @@ class Draft(Closing):
         )
 
     def costs(self, curve: CostCurve) -> CostCurve:
-        """Return the costs of drafting, for a `curve` of single passes."""
+        """Return the costs of drafting, from a `curve` of single passes."""
         return curve
 
     def close(self) -> None:
@@ -186,13 +186,13 @@ class NoDraft(Draft):
     def __init__(self, target_name: str, reason: str = "", *, is_stuck: bool = False) -> None:
         """`reason`: why the head in the target's file does not draft, if there is one.
 
-        `is_stuck`: there was a draft, left out since it or its target cannot take tokens back.
+        `is_stuck`: a draft was left out because it or its target cannot be rewound.
         """
         super().__init__(target_name)
         self._reason, self._is_stuck = reason, is_stuck
 
     def bind(self, on_message: MessageFn) -> Draft:
-        """Return itself, and tell why no head drafts."""
+        """Return itself, and report why no head drafts."""
         if self._reason:
             on_message(f"nothing but text seen before drafts: {self._reason}")
         return self
@@ -209,7 +209,7 @@ class NoDraft(Draft):
 
 
 class PlainDraft(Draft):
-    """A model of the target's vocabulary; `match` finds out whether it has another one."""
+    """A model of the target's vocabulary; `match` checks that it is."""
 
     model: Model
     header: GGUFHeader
@@ -244,14 +244,14 @@ class OwnHead(Protocol):
     """A kind of head in a target's own file."""
 
     def why_not(self, target: GGUFHeader, /) -> str:
-        """Say in a few words why the file has no head of this kind that can be used; "" if it has one."""
+        """Return in a few words why the file has no usable head of this kind; "" if it has one."""
 
     def __call__(self, target_name: str, name: str) -> Draft:
         """Return the draft; `name` is the word of `--drafter` that asks for it."""
 
 
 def own_head(target_name: str, target: GGUFHeader) -> Draft | str:
-    """Return the draft that is the head in the target's own file, or in a few words why there is none."""
+    """Return the head in the target's own file as a draft, or in a few words why there is none."""
     reasons = []
     heads: dict[str, OwnHead] = plugins.load_all(plugins.OWN_HEADS)
     for word, head in heads.items():
@@ -264,7 +264,7 @@ def own_head(target_name: str, target: GGUFHeader) -> Draft | str:
 def find_draft(search: DraftSearch, draft: ModelRef | None, drafter: DrafterChoice) -> Draft:
     """Return the draft, of the kind that `draft` and the files' headers determine; pull missing files.
 
-    If no draft is named and the target has none, `search` looks for one on this disk. `drafter`: what the
+    If no draft is named and the target has none, `search` looks for one on the disk. `drafter`: what the
     user chose. Raises UsageError or EdgespecError if the draft is unavailable, or is made for another target.
     """
     target_name, target = search.target_name, search.target
@@ -309,10 +309,10 @@ def n_states_worth_reading(
 ) -> int:
     """Return for how many of a prompt's last tokens the target's hidden states are worth their cost.
 
-    `n_unread` tokens of the prompt are to be read after those that are known, at most `n_predict` follow. The
-    price is paid before the answer begins, so the states are left out where a usual answer would not gain
-    clearly more and the price is no small part of reading the prompt, or where `n_requests` share the passes
-    and drafting for all of them would not pay. The head then begins with the answer.
+    `n_unread` tokens of the prompt are still to be read, and at most `n_predict` follow. The cost is paid
+    before the answer begins. So the states are left out if a usual answer would not clearly gain more and the
+    cost is no small part of reading the prompt, or if `n_requests` share the passes and drafting for all of
+    them would not pay. The head then begins with the answer.
     """
     sizes = _STATES if target.hidden_states.all_logits else _STATES_OWN
     if pace.needs_model:
@@ -337,8 +337,8 @@ def n_states_worth_reading(
 def _price_of_states(costs: Clocks, target: Model, n: int, one: float) -> float:
     """Return the cost of the hidden states of `n` tokens of a prompt.
 
-    Mostly they need their own pass (`one`: the cost of one over a single token, or 0), and the library
-    computes the logits of each: a sixth of the default target's prefill, which edgespec's kernels leave out.
+    They mostly need a separate pass (`one`: the cost of one over a single token, or 0), and the library
+    computes the logits of each: a sixth of the default target's prefill, which edgespec's kernels avoid.
     A head in the target's file reads as many tokens.
     """
     if not target.hidden_states.all_logits:

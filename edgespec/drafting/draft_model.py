@@ -31,29 +31,29 @@ class DraftSession(ModelSession, Protocol):
 
 
 class TimedSession(DraftSession, Protocol):
-    """A session whose passes are timed and taken back."""
+    """A session whose passes are timed and undone."""
 
     def checkpoint(self) -> None:
-        """Take note that the sequence will be cut back to here."""
+        """Note that the sequence will be cut back to here."""
 
 
 class DraftSessions(Protocol):
-    """A pool of such sessions, which keeps those that ended (llama/sequence_pool.py)."""
+    """A pool of such sessions, which keeps finished ones (llama/sequence_pool.py)."""
 
     def begin(self, timeline: Sequence[int], /) -> DraftSession:
-        """Return a session that holds as much of the beginning of `timeline` as is known."""
+        """Return the session that holds the longest prefix of `timeline`."""
 
     def end(self, session: Any, /) -> None:  # noqa: ANN401 - one of its own
-        """Take a session back, for the next text to be drafted in."""
+        """Return a session to the pool, for the next text."""
 
 
 class DraftModel:
-    """`session`'s model, which follows the target's sequence at its own pace.
+    """The model of `session`, which follows the target's sequence at its own pace.
 
     Its cache is trimmed to what was accepted and nothing is evaluated twice: tokens it has not read
-    (the last drafted one, the one that followed, what another source proposed) are read with its next pass.
-    When its context is full it reads the most recent part again and continues from there: that costs
-    acceptance, never exactness.
+    (the last drafted one, the one that followed, those of another source) are read with its next pass. When
+    its context is full it reads the most recent part again and continues from there: that costs acceptance,
+    never exactness.
     """
 
     temperature_ratio = 1.0
@@ -115,7 +115,7 @@ class DraftModel:
         """Draft for this session of the target from now on."""
 
     def rest(self) -> None:
-        """Keep what was read of a sequence that has ended, for others that begin like it."""
+        """Keep a finished sequence, for others with the same prefix."""
         if self.sequences and not self._offset:
             self.sequences.end(self._session)
 
@@ -156,9 +156,9 @@ class DraftModel:
         return asked.finish(asked.run()) if isinstance(asked, Forward) else asked
 
     def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
-        """Return the pass of `run`, which others may share: its `finish` gives the rows of `run`.
+        """Return the pass of `run`, which others may share; its `finish` returns the rows of `run`.
 
-        A result instead, where no pass is needed or none can be shared.
+        Return a result instead if no pass is needed or none can be shared.
         """
         pending = [*tokens[self._offset + self._session.n_past :], *guesses]
         asked = Forward(self._session, self._known(pending), 1 + len(guesses))
@@ -169,7 +169,7 @@ class DraftModel:
         return replace(evaluated, rows=evaluated.rows[:, : self._n_row])
 
     def whole(self, row: Rows) -> Rows:
-        """Return a row of logits as one over all tokens, with -inf for those that it lacks."""
+        """Return a row of logits extended to all tokens, with -inf for those that it lacks."""
         if self.ids is None:
             return row
         whole = np.full(self.n_vocab, -np.inf, np.float32)

@@ -1,7 +1,7 @@
-"""The draft of a target that has none: one found on this disk, or what would be worth pulling.
+"""Finds a draft for a target that has none: a model on this disk, or one worth pulling.
 
-Of the models on this disk it is one with the target's vocabulary, the best by what it costs. That is an
-estimate. What runs have measured of the pair since then wins.
+Of the models on this disk with the target's vocabulary the best is chosen by its estimated cost. What runs
+have measured of the pair since then overrides the estimate.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class DraftCandidate(msgspec.Struct, frozen=True):
 
 
 def expected_speedup(acceptance: float, price: float) -> float:
-    """Return the best speed, in plain decoding's, of a draft of a fixed length.
+    """Return the best speed of a draft of a fixed length, relative to plain decoding.
 
-    `price`: what a drafted token costs, in passes of the target.
+    `price`: the cost of a drafted token, in passes of the target.
     """
     best = 0.0
     for gamma in range(1, _LONGEST + 1):
@@ -70,7 +70,7 @@ def best_draft(
 ) -> DraftCandidate | None:
     """Return the best draft among `models` for the file `target` of `size` bytes; None if none is worth it.
 
-    Headers of files that are small enough are read, no others.
+    Only headers of files that are small enough are read.
     """
     if facts.kind or not facts.vocabulary:
         return None
@@ -112,9 +112,9 @@ def _price(draft: ModelFacts, target: ModelFacts) -> float:
 
 
 def measured_speedup(profile: Profile | None) -> float | None:
-    """Return the speed, in plain decoding's, that runs of a pair have shown a draft to reach.
+    """Return the speed that a draft reached in runs of a pair, relative to plain decoding.
 
-    None: too little is known. 0 for a draft that was there in many runs and hardly ever used.
+    None: too little is known. 0 for a draft that was available in many runs and hardly ever used.
     """
     if profile is None:
         return None
@@ -165,7 +165,7 @@ class DraftSearch(msgspec.Struct, frozen=True):
     def find(self) -> str | None:
         """Return the name of the best draft on this disk.
 
-        One that runs have measured not to pay, or that does not fit into memory beside the target, is left
+        One that did not pay in earlier runs, or does not fit into memory with the target, is left
         out. `find_drafts = false` in models.toml leaves all out.
         """
         registry = load_registry()
@@ -207,7 +207,7 @@ class DraftSearch(msgspec.Struct, frozen=True):
         return ""
 
     def _suggest_pull(self, facts: ModelFacts) -> None:
-        """Tell of the draft of models.toml that fits best, if one is known."""
+        """Suggest the draft in models.toml that fits best, if there is one."""
         registry = load_registry()
         names = f"{self.target_name} {self.target.path.name}"
         entry = draft_to_pull(registry, names, facts, self.target.file_bytes)

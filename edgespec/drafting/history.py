@@ -2,10 +2,10 @@
 
     cache_root()/history/                 0700
         texts.db                0600      all tokenizers' documents, in the order in which they came (SQLite)
-        texts.db.set-aside                was damaged or foreign, and kept
+        texts.db.set-aside                a damaged or foreign file, kept
 
 No failure here ends a generation: each is one line for `on_message`. Any number of processes may read and
-write at once; SQLite keeps them apart. A killed process loses at most the document that it was writing. A
+write at once; SQLite isolates them. A killed process loses at most the document that it was writing. A
 power failure may damage the file, since nothing waits for the disk: each document has a checksum, and a
 file that SQLite cannot read is set aside.
 
@@ -72,7 +72,7 @@ class HistoryInfo(NamedTuple):
 
     @property
     def tokenizer(self) -> str:
-        """The readable part of the fingerprint."""
+        """The human-readable part of the fingerprint."""
         return self.fingerprint.rpartition("-")[0]
 
 
@@ -109,7 +109,7 @@ class History:
         self._say = once(on_message)
 
     def load(self, capacity: int = MAX_TOKENS, *, n_vocab: int | None = None) -> npt.NDArray[np.int32]:
-        """Return the newest documents, oldest of them first, each followed by -1.
+        """Return the newest documents, the oldest of them first, each followed by -1.
 
         The array is at most `capacity` long, the -1 counted; the document that does not fit keeps its
         end. `n_vocab`: an id the model does not have becomes -1 too, as models of one fingerprint may
@@ -142,11 +142,11 @@ class History:
             return list(self._texts(db, "ASC")) if db else []
 
     def append(self, tokens: Tokens) -> bool:
-        """Store one document; False where it could not be (one line says why). See `extend`."""
+        """Store one document; return False if that failed (one line says why). See `extend`."""
         return self.extend([tokens]) is not None
 
     def extend(self, documents: Iterable[Tokens]) -> HistoryUpdate | None:
-        """Store documents, in one write; None where they could not be, and then none of them was.
+        """Store documents, in one write; return None if that failed, and then none was stored.
 
         A document longer than the bound keeps its end. One with the length and CRC of a stored document
         counts as the same: it is not stored again, and the older copy stays where it is. The oldest
@@ -171,9 +171,9 @@ class History:
                 yield np.frombuffer(tokens, "<i4")
 
     def _run(self, work: Callable[[sqlite3.Connection], _T], failed: str, *, make: bool = False) -> _T | None:
-        """Do `work` in one transaction; None where there is no file, unless `make` makes it.
+        """Do `work` in one transaction; return None if there is no file, unless `make` creates it.
 
-        A damaged file is set aside first. Another failure is one line, None, and nothing was changed.
+        A damaged file is set aside first. Any other failure is one line, changes nothing, and gives None.
         """
 
         def attempt() -> _T | None:
@@ -219,7 +219,7 @@ def find_histories(kept: Kept = HISTORY) -> list[HistoryInfo]:
 def _open(path: Path, *, make: bool = False, old: Sequence[Path] = ()) -> Iterator[sqlite3.Connection | None]:
     """Open the file for one transaction; None where there is none, unless `make` makes it.
 
-    `old`: files of version 1 that it takes over.
+    `old`: files of version 1 to import.
     """
     if make:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

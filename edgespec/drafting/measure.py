@@ -1,8 +1,8 @@
 """Timing the passes of a pair of models: the curves of a profile, within a budget of time.
 
     read     128 tokens into one session of each model, 2048 into another
-    sweep    each n, in each session: n tokens with all their logits, timed, and taken back
-    sweep    ... again, as often as the budget allows: a machine that drifts does so for all n alike
+    sweep    each n, in each session: n tokens with all their logits, timed, and removed
+sweep    ... again, as often as the budget allows: a machine that drifts does so for all n alike
     energy   where the processor counts it: the watts of passes of each model, over many of its ticks
 
 What is too slow for that is measured less closely: fewer n, a shorter long context, and at least one sweep.
@@ -83,7 +83,7 @@ class _Filled:
     read: float = _NOTHING  # seconds of a token in prefill
 
     def timed(self, n: int) -> float:
-        """Return the seconds of one pass over `n` tokens, which are taken back afterwards."""
+        """Return the seconds of one pass over `n` tokens, which are removed afterwards."""
         tokens = [(11 + 13 * i) % self.session.model.n_vocab for i in range(n)]
         self.session.checkpoint()
         began = perf_counter()
@@ -93,7 +93,7 @@ class _Filled:
         return spent
 
     def first_timed(self, n: int) -> float:
-        """Return as `timed` the best of three, since the first warms up; slow ones are not repeated."""
+        """Return the best of three calls of `timed`, since the first warms up; slow ones are not repeated."""
         seconds = [self.timed(n)]
         while len(seconds) < 3 and sum(seconds) < 1.0:
             seconds.append(self.timed(n))
@@ -117,8 +117,8 @@ def measure(
     The budget is only exceeded where reading the short context and a single sweep take longer. `signals`
     lets Ctrl-C end a pass under way. `meter`: only counters of energy are
     used, since sensors of power are too slow for a window of a quarter of a second.
-    Raises EdgespecError for a model that cannot take tokens back or has too short a context, and when
-    memory is short.
+    Raises EdgespecError for a model that cannot be rewound or has too short a context, and if memory
+    is short.
     """
     models = [target, draft.model] if draft and draft.model else [target]
     for model in models:
@@ -146,7 +146,7 @@ def measure(
 
 @dataclass
 class _Measurement:
-    """One measurement: what its steps share."""
+    """The state that the steps of one measurement share."""
 
     models: Sequence[Model]
     draft: Draft | None
@@ -210,7 +210,7 @@ class _Measurement:
         return found
 
     def _longest(self, read_s: float) -> int:
-        """Return the long context, in tokens: the whole, or what time and memory allow."""
+        """Return the long context, in tokens: all of it, or as much as time and memory allow."""
         length = min(CONTEXTS[1], int(_READ_SHARE * self.budget_s / read_s))
         while length >= _SHORTEST_FAR:
             try:
@@ -302,8 +302,8 @@ class _Measurement:
 def _curve(contexts: Sequence[_Filled]) -> CostCurve:
     """Return a model's curve through what was timed at one or two contexts, extended to those of all curves.
 
-    A pass at the longer context takes no less than one at the shorter: attention reads more there, and
-    a slope the other way, carried on to longer contexts still, would be noise made large.
+    A pass at the longer context takes no less than one at the shorter, since attention reads more there: a
+    negative slope would be noise, which extrapolation would magnify.
     """
     near_at, far_at = contexts[0].n_past, contexts[-1].n_past
     near, far = (

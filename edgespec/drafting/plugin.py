@@ -7,21 +7,21 @@ A drafter is a class with three methods. An object of it drafts for one text:
         def draft(self, tokens, room, sample): ...  # return tokens that may follow `tokens`
         def accept(self, tokens, n_accepted): ...   # the text has grown: `tokens` is all of it
 
-What it must keep, for the text to be distributed as the target's own:
+Rules it must follow, for the text to be distributed as the target's own:
 
-1. Any token may be proposed, for any reason that lies in `tokens` or in the object. It is a guess, which the
+1. Any token may be proposed, for any reason found in `tokens` or in the object. It is a guess, which the
    target checks, and a wrong one costs only time.
 2. A token to be drawn at random comes from `sample(weights)`. edgespec draws it and remembers the weights, so
-   that no drafter can be wrong about them. No other random numbers are used.
+   no drafter can misreport them. No other random numbers are used.
 3. A token that `sample` drew is proposed, as the very object that it returned, or it is not: that may depend
-   on the tokens before it and on its weights, and never on what it turned out to be. To leave out unlikely
-   ones makes likely ones too likely. So the first one drawn in a draft is proposed in each draft or in none,
+   on the tokens before it and on its weights, and never on the token itself. Leaving out unlikely tokens
+   would make likely ones too likely. So the first one drawn in a draft is proposed in each draft or in none,
    and so is the second (`check_draws`).
 
-`edgespec.testing.check_drafter` proves that a drafter keeps this, or shows a text that it does not fit.
+`edgespec.testing.check_drafter` proves that a drafter follows them, or shows a text where it does not.
 
-A user's drafter is a source like any other: what its drafts take and how many of its tokens are accepted is
-learned, and it rests where it does not pay (`SourcePace`). Whatever its code raises is one line (`guarded`).
+A user's drafter is a source like any other: the time of its drafts and the acceptance of its tokens are
+learned, and it pauses if it does not pay (`SourcePace`). Whatever its code raises is one line (`guarded`).
 """
 
 from __future__ import annotations
@@ -84,23 +84,22 @@ class UserDrafter(Protocol):
     def begin(self) -> Callable[..., object]:
         """`begin(tokens)` starts on a text whose prompt is `tokens`.
 
-        With a parameter of the name `tokenizer` it is given the target's `Tokenizer`, too.
+        If it has a parameter called `tokenizer`, it also gets the target's `Tokenizer`.
         """
 
     def draft(self, tokens: Sequence[int], room: int, sample: Callable[[Weights], int], /) -> Proposed:
         """Return at most `room` (1 or more) tokens that may follow `tokens`, maybe none.
 
-        `tokens` is all of the text so far, of which a slice is a tuple; the first time it is the prompt and a
-        token of the target.
-        `sample(weights)` draws a token with these weights; where no coin may decide, as in a text with a
-        seed, it returns the likeliest one.
+        `tokens` is all of the text so far, and a slice of it is a tuple; the first time it is the prompt and
+        one token of the target. `sample(weights)` draws a token with these weights; if nothing may be random,
+        as in a text with a seed, it returns the likeliest one.
         """
 
     def accept(self, tokens: Sequence[int], n_accepted: int, /) -> object:
         """Learn that the text is now `tokens`, of which `n_accepted` were drafted just before.
 
-        The target's own token follows these. It is called after each pass, drafted or not. While the drafter
-        rests it is not called; before its next draft it then gets all tokens that came meanwhile.
+        The target's own token follows these. It is called after each pass, drafted or not, but not while the
+        drafter is paused; before its next draft it then gets all tokens emitted meanwhile.
         """
 
 
@@ -114,7 +113,7 @@ def find_drafter(given: object) -> DrafterName | NamedDrafter:
     """Return the drafter that the user named: a word of `DrafterName`, or one that a user wrote.
 
     That is MODULE:CLASS, FILE.py:CLASS, the name of an entry point, or in Python the class itself. Its code
-    is run: an object is made to see that it can be. Raises UsageError if it cannot.
+    is run: an object is made as a check. Raises UsageError if that fails.
     """
     if isinstance(given, NamedDrafter):
         return given
@@ -167,7 +166,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _tried(name: str, make: object, given: object) -> NamedDrafter:
-    """Return the drafter called `name` if `make` makes one, with the methods that it needs."""
+    """Return the drafter called `name` that `make` makes. Raises UsageError if it lacks a method."""
     value = given if isinstance(given, str) else name
     if not callable(make):
         raise UsageError(f"a {type(make).__name__}, and no class", field="drafter", value=value)
@@ -214,8 +213,8 @@ KnownDraws = dict[tuple[int, int], tuple[int, bool]]
 def check_draws(known: KnownDraws, room: int, draws: Sequence[Draw], left_out: Sequence[Draw]) -> bool:
     """Note which of `draws` a draft of `room` proposed; return whether one is left out for the first time.
 
-    Raises ValueError if what was drawn at the same place of another draft was not left out, or was: then it
-    may depend on the token.
+    Raises ValueError if the draw at the same position of another draft was treated otherwise (proposed or
+    left out): the decision may then depend on the token.
     """
     is_new = False
     for i, draw in enumerate(draws):
@@ -232,7 +231,7 @@ def check_draws(known: KnownDraws, room: int, draws: Sequence[Draw], left_out: S
 
 
 class DrafterCosts:
-    """What is known of a user's drafter, over the texts of an engine."""
+    """The statistics of a user's drafter, over all texts of an engine."""
 
     def __init__(self) -> None:
         self.offered = AcceptanceTable(lambda _depth, _bucket: 0.9)
@@ -246,7 +245,7 @@ class DrafterCosts:
 
     @property
     def is_new(self) -> bool:
-        """Whether next to nothing is known."""
+        """Whether there are hardly any statistics yet."""
         return self._n_timed < _NEW
 
     def begin(self) -> None:
@@ -284,10 +283,10 @@ def record_of(records: dict[object, Any], drafter: NamedDrafter) -> DrafterCosts
 
 
 class SourcePace:
-    """Says in each step how many tokens to ask of a drafter for one text: by the rule of pace.py."""
+    """Decides in each step how many tokens to ask of a drafter for one text, by the rule of pace.py."""
 
     def __init__(self, record: DrafterCosts, pace: Pace, clock: PassCosts) -> None:
-        """Decide by what `record` and `pace` know; `clock` gets the times of the target's passes."""
+        """Decide by the statistics in `record` and `pace`; `clock` gets the times of the target's passes."""
         self.record, self.pace, self._clock = record, pace, clock
         self.n_steps = self.n_rested = 0
         self._n_past, self._n_pending = 0, 1
@@ -298,10 +297,10 @@ class SourcePace:
         self.pace.begin(n_past, n_predict)
 
     def room(self, room: int, n_past: int, n_pending: int, *, to_come: float | None) -> int:
-        """Return how many of at most `room` tokens to ask for after `n_past`; 0: the drafter rests.
+        """Return how many of at most `room` tokens to ask for after `n_past`; 0: the drafter is paused.
 
-        `to_come`: tokens that the answer is expected to have yet, where the drafter has not begun on it; else
-        None. One that rests is asked again from time to time, for a small share of the time.
+        `to_come`: the expected number of tokens still to come, if the drafter has not begun on the answer;
+        else None. A paused drafter is asked again from time to time, for a small share of the time.
         """
         pace, record = self.pace, self.record
         pace.start_step(n_past, n_pending=n_pending)
@@ -328,7 +327,7 @@ class SourcePace:
         self.pace.learn(len(made.tokens), draft_s + result.seconds, made.n_drafted, passes)
 
     def note(self) -> str:
-        """Return a sentence about how often the drafter rested, and why; "" if it never did."""
+        """Return a sentence about how often the drafter was paused, and why; "" if it never was."""
         if not self.n_rested:
             return ""
         chance, cost = self.record.accepted.chance(0, 0), 1e3 * (self.record.draft_s or 0.0)
@@ -357,7 +356,7 @@ class PluginDrafter:
     ) -> None:
         """Draft after `prompt` with an object of `drafter`, made for the first draft.
 
-        `branches`: the target can read trees. `on_message` takes a line about a failure. `pace`: says when
+        `branches`: the target can read trees. `on_message` takes a line about a failure. `pace`: decides when
         it drafts; None: in each step.
         """
         self.name = drafter.name
@@ -404,7 +403,7 @@ class PluginDrafter:
         return self._tree
 
     def _to_come(self) -> float | None:
-        """Return how many tokens are expected to come, where the object is still to be made."""
+        """Return how many tokens are expected to come, if the object is still to be made."""
         if self._made is not None or not self._pace:
             return None
         n_predict_left = (
@@ -435,12 +434,12 @@ class PluginDrafter:
         made.begin(self._prompt, **more)
 
     def _ask(self, method: str, call: Callable[[Any], R]) -> R:
-        """Return what `call` returns, which calls a method of the user's. Raises PluginError."""
+        """Return the result of `call`, which calls a method of the user's. Raises PluginError."""
         code = partial(inspect.getattr_static, type(self._made), method)
         return guarded(f"{method} failed", partial(call, self._made), code=code)
 
     def accept(self, tokens: Sequence[int], made: Step, result: ForwardResult) -> None:
-        """Tell the user's code what became of the draft."""
+        """Report the outcome of the draft to the user's code."""
         now = self._tokens = TokenView(tokens)
         self._n_pending = made.n_pending
         self._n_drafted += len(self._tree)
@@ -533,9 +532,9 @@ class PluginDrafter:
         return check_draws(known, room, self._draws, left_out)
 
     def _chain_of_draws(self, room: int) -> Tree:
-        """Return the tokens drawn, except those never proposed, in place of an impossible draft.
+        """Return the drawn tokens, except those never proposed, in place of an impossible draft.
 
-        The code may leave it out because of what it is. Proposed all the same, the text stays exact.
+        The code may leave a token out because of its value. If it is proposed nonetheless, the text is exact.
         """
         nodes: list[TreeNode] = []
         for i, draw in enumerate(self._draws):

@@ -1,15 +1,15 @@
-"""A profile: what passes of a pair of models cost on this machine, and how many drafted tokens it accepts.
+"""A profile: the costs of a pair's passes on this machine, and the share of drafted tokens that is accepted.
 
     edgespec profile   measure.py times the passes   \
                                                       >  store, under a lock  ->  a JSON file for each key
     every run          what it learned on the way    /
 
 A curve is T(n): the cost of one pass over n tokens with all their logits, at two lengths of context; between
-them it is interpolated, beyond them extended. A run starts from the stored curve, or from a guess out of the
-file's size, and `PassCosts` moves it with every pass that is timed.
+them it is interpolated, beyond them extended. A run starts from the stored curve, or from a guess based on
+the file's size, and `PassCosts` updates it with every timed pass.
 
-A file in `profiles` is named after the models and a hash of its key: all that the figures depend on. Nothing
-here is needed: where the directory cannot be written, every run begins with a guess.
+A file in `profiles` is named after the models and a hash of its key: all that the figures depend on. It is
+optional: if the directory cannot be written, every run begins with a guess.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CostCurve(msgspec.Struct, frozen=True):
 
 
 def _share_of_growth(n_past: int) -> float:
-    """How much of what T grows from the shorter context to the longer it has grown after `n_past` tokens."""
+    """Return the share, 0 to 1 and beyond, of T's growth between the two contexts at `n_past` tokens."""
     return max((n_past - CONTEXTS[0]) / (CONTEXTS[1] - CONTEXTS[0]), -CONTEXTS[0] / CONTEXTS[1])
 
 
@@ -102,8 +102,8 @@ def guessed_curve(file_bytes: int, *, own_kernels: bool) -> CostCurve:
 def block_curve(curve: CostCurve, n_block: int) -> CostCurve:
     """Return the costs of drafting with a head that drafts `n_block` - 1 tokens in one pass over `n_block`.
 
-    T(1) is that of one more token of a draft, which needs no pass; all others are that of the pass that
-    begins it. A curve that was made so stays the same.
+    T(1) is the cost of one more token of a draft, which needs no pass; all others are that of the pass that
+    begins it. A curve made this way is unchanged by it.
     """
     near, far = ((_NO_PASS * side[n_block - 1], *[side[n_block - 1]] * (N_MAX - 1)) for side in curve.passes)
     return CostCurve((near, far), curve.read)
@@ -136,16 +136,16 @@ _ALIKE += (1.0 - _COMMON - _NEAR) * np.eye(N_MAX)
 
 
 class PassCosts:
-    """T(n) of one model, moved by every pass that is timed.
+    """T(n) of one model, updated by every timed pass.
 
-    A mean of the logarithm of (what a pass takes now / what the curve says) for each n, which share a scale:
-    a pass over n tokens tells most of that n, less of others. One more number says what the context adds.
+    For each n a mean of log(time of a pass now / time by the curve), with one common scale: a pass over n
+    tokens informs that n most, and others less. One more number is the slope over the context.
     """
 
     def __init__(self, curve: CostCurve, *, guessed: bool = False, unsure: bool = False) -> None:
         """Start from `curve`; a `guessed` one takes its scale from the first passes.
 
-        `unsure`: it was not measured, or on a busy machine. A guess is always unsure.
+        `unsure`: the curve was not measured, or on a busy machine. A guess is always unsure.
         """
         self._curve = curve
         self._near, far = (np.array(side) for side in curve.passes)
@@ -158,7 +158,7 @@ class PassCosts:
         self.n_observed = 0
 
     def _before(self, n_past: int) -> tuple[np.ndarray, np.ndarray]:
-        """T(1) .. T(N_MAX) by only the curve and the context, and what of it the context adds."""
+        """Return T(1) .. T(N_MAX) by only the curve, and the part of it that the context adds."""
         added = math.exp(self._log_growth) * _share_of_growth(n_past) * self._growth
         return np.maximum(self._near + added, 0.5 * self._near), added
 
@@ -179,7 +179,7 @@ class PassCosts:
         return self._read(n_tokens, n_past) * math.exp(self._log_read)
 
     def _read(self, n_tokens: int, n_past: int) -> float:
-        """The same before any was timed; the curve's own figure is of reading up to its longer context."""
+        """Return the same before any was timed; the curve's figure is for reading its longer context."""
         longer, usual = (self._before(n)[1][-1] for n in (n_past + n_tokens // 2, CONTEXTS[1] // 2))
         read = self._curve.read
         return n_tokens * max(read + float(longer - usual) / N_MAX, read * 0.5)
@@ -210,25 +210,25 @@ class PassCosts:
 
     @property
     def knows_plain(self) -> bool:
-        """Whether T(1) was measured, or timed in some passes, and is no guess."""
+        """Whether T(1) was measured, or timed in some passes, instead of guessed."""
         return self._n_plain >= _TIMED
 
     def curve(self) -> CostCurve:
-        """Return the curve as it is known now."""
+        """Return the present curve."""
         far = self._near + math.exp(self._log_growth) * self._growth
         near, far = (tuple((side * np.exp(self._logs)).tolist()) for side in (self._near, far))
         return CostCurve((near, far), self._curve.read * math.exp(self._log_read))
 
 
 def extended(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
-    """Return T(n) for each n of `sizes`, by T(0) .. T(N_MAX); beyond, T grows as in its upper half."""
+    """Return T(n) for each n of `sizes`, from T(0) .. T(N_MAX); beyond, T grows as in its upper half."""
     end = len(costs) - 1
     slope = max(0.0, (costs[end] - costs[end // 2]) / (end - end // 2))
     return [costs[n] if n <= end else costs[end] + slope * (n - end) for n in sizes]
 
 
 def alike(costs: Sequence[float], n: int) -> list[float]:
-    """Return each one's share S(0) .. S(N_MAX) of passes that `n` texts make with as many tokens each."""
+    """Return each text's share S(0) .. S(N_MAX) of a pass in which `n` texts have equally many tokens."""
     return [cost / n for cost in extended(costs, range(0, n * N_MAX + 1, n))]
 
 
@@ -268,7 +268,7 @@ class ProfileKey:
 
     @classmethod
     def of(cls, target: GGUFHeader, draft: GGUFHeader | None, *, kernels: str, threads: int) -> ProfileKey:
-        """Return the key of these models on this machine; `kernels` as Engine.kernels names them."""
+        """Return the key of these models on this machine; `kernels`: named as by Engine.kernels."""
         own = _OWN_HEAD if draft and draft.is_part else ""
         return cls(
             cpu=read_cpu().model,
@@ -313,7 +313,7 @@ class Profile(msgspec.Struct, frozen=True):
     """Runs that added to it."""
 
     def as_text(self) -> str:
-        """Return the JSON object of its file, a field a line. Raises ValueError for impossible numbers."""
+        """Return the JSON object of its file, a line per field. Raises ValueError for impossible numbers."""
         document: dict[str, Any] = {"format": FORMAT, "version": VERSION, **msgspec.to_builtins(self)}
         from_json(document)  # refuses what could not be read again
         items = {name: json.dumps(value, allow_nan=False) for name, value in document.items()}
@@ -321,7 +321,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 def from_json(document: dict[str, Any]) -> Profile:
-    """Return the profile whose file holds `document`. Raises ValueError for one that is impossible."""
+    """Return the profile in the JSON text `document`. Raises ValueError for impossible values."""
     # Earlier versions kept curves of joules in place of watts: of such a profile the energy is not known.
     optional = {"target_watts", "draft_watts"}
     if missing := set(Profile.__struct_fields__) - document.keys() - optional:
@@ -365,9 +365,9 @@ def _file(key: ProfileKey, on_message: MessageFn) -> StateFile[Profile]:
 
 
 def load(key: ProfileKey, *, on_message: MessageFn = silent) -> Profile | None:
-    """Return the profile of `key`; None when there is none that can be used.
+    """Return the profile of `key`; None if there is no usable one.
 
-    A file that makes no sense is set aside, and `on_message` gets a line about it.
+    An invalid file is set aside, and `on_message` gets a line about it.
     """
     try:
         return _file(key, on_message).read()
@@ -381,9 +381,9 @@ def load(key: ProfileKey, *, on_message: MessageFn = silent) -> Profile | None:
 def store(
     key: ProfileKey, change: Callable[[Profile | None], Profile], *, on_message: MessageFn = silent
 ) -> Path:
-    """Store what `change` makes of the stored profile of `key` (None: there is none), and return its file.
+    """Store the result of `change` on the stored profile of `key` (None: there is none); return its file.
 
-    Done under a lock: what two processes store at once is stored one after the other. Raises OSError or
+    This is done under a lock, one process after the other. Raises OSError or
     UsageError where nothing can be written, and ValueError for numbers that no profile may hold.
     """
     file = _file(key, on_message)
@@ -392,7 +392,7 @@ def store(
 
 
 class TimedCurve(NamedTuple):
-    """A model's curve as a run knows it."""
+    """A model's curve as updated by a run."""
 
     curve: CostCurve
     """Seconds."""
@@ -410,8 +410,8 @@ def store_learned(
 ) -> Path | None:
     """Store what a run learned; return the file, or None where it cannot be written.
 
-    The stored curves are moved towards `target` and `draft`, half the way at most; a first curve of the draft
-    model is stored once it rests on enough passes. `acceptance` takes the place of the stored one.
+    The stored curves are moved towards `target` and `draft`, at most halfway; a first curve of the draft
+    model is stored once it is based on enough passes. `acceptance` replaces the stored one.
     """
 
     def merge(stored: Profile | None) -> Profile:
@@ -436,7 +436,7 @@ def store_learned(
 
 
 def _moved(stored: CostCurve, timed: TimedCurve) -> CostCurve:
-    """Return the `stored` curve, moved towards the `timed` one: in ratios, as they err."""
+    """Return the `stored` curve, moved towards the `timed` one in ratios, since their errors are ratios."""
     learned, n_passes = timed
     weight = _MOST_WEIGHT * min(1.0, max(0, n_passes) / _HALF_AFTER)
 

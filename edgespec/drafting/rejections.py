@@ -10,7 +10,7 @@ A file has the form of a history (history.py). A record is a text with at least 
     probability = a byte: -8 ln p, rounded, at most 126; the likeliest first, 127 for a token that is missing
 
 A place is the first of a draft's tokens that differs from the text. So each is a position that the head
-reached by itself; what follows it in that draft was never tested.
+reached by its own tokens; those after it in that draft were never tested.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RejectedText(msgspec.Struct, frozen=True, eq=False):
     """Their probabilities, to 6 %, (n, 16); 0 where there are fewer tokens."""
 
     def encoded(self) -> Ids:
-        """Return it as a record."""
+        """Return the text as a record."""
         logs = np.round(-_SCALE * np.log(np.maximum(self.probs, 1e-9)))
         coded = np.where(self.probs > 0, np.minimum(logs, _LEAST), _MISSING).astype(np.uint8)
         rows = np.concatenate([self.places[:, None], self.likeliest, coded.view("<i4")], 1)
@@ -124,7 +124,7 @@ class RejectedPlaces:
         self.path = self._file.path
 
     def append(self, text: RejectedText) -> None:
-        """Store a text, unless it is larger than the whole file may be. What fails is one line."""
+        """Store a text, unless it is larger than the whole file may be. A failure is one line."""
         record = text.encoded()
         if len(record) < self._file.max_tokens:
             self._file.append(record)

@@ -1,4 +1,4 @@
-"""One step of a drafter: a trunk that grows, branches off it, what was offered, and what became of it."""
+"""One step of a drafter: a growing trunk, its branches, the offers, and their outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgespec.drafting.acceptance import AcceptanceTables
 
 
 class DraftStep(msgspec.Struct):
-    """A step's draft: sources add to it, `proposed` is compiled of it and verified. `--explain` prints it."""
+    """A step's draft: sources add to it, `proposed` is compiled from it and verified; --explain prints it."""
 
     n_sequence: int
     """Tokens of the sequence that it follows."""
@@ -52,7 +52,7 @@ class DraftStep(msgspec.Struct):
 
     @property
     def offered(self) -> list[float]:
-        """Estimated acceptances of what the suffix store offered first."""
+        """Estimated acceptances of the suffix store's first offer."""
         return [node.chance for node in self.offers[0]] if self.offers else []
 
     @property
@@ -108,8 +108,8 @@ class DraftStep(msgspec.Struct):
 def learn_step(acceptance: AcceptanceTables, step: DraftStep, made: Step) -> None:
     """Count what was `made` of `step` in the tables of acceptance.
 
-    The emitted tokens show whether any offer of the suffix store was right, or any other likely token of the
-    draft model, also if it was not proposed.
+    The emitted tokens show whether any offer of the suffix store, or any other likely token of the draft
+    model, was right, even if it was not proposed.
     """
     emitted, n_right = made.tokens, step.n_right(made.tokens)
     for offer in step.offers:

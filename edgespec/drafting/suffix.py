@@ -27,10 +27,10 @@ _END = array("i", [-1])  # of a document: nothing matches across it
 
 
 def n_before_answer(tokens: Sequence[int], is_eog: Callable[[int], bool]) -> int:
-    """Return how many of `tokens`, a prompt and a token more, stand before a text that the last begins.
+    """Return how many of `tokens`, a prompt and one more token, a match must not reach back into.
 
-    That is all of a prompt at whose end a turn ends. A chat template then begins the answer with the same few
-    tokens as every other: to find them again says nothing of it, and would look like a long match.
+    If the prompt ends a turn, as with a chat template, that is all of it: the template's last tokens are the
+    same before every answer, so that a match of them would look long and mean nothing.
     """
     header = tokens[-1 - _HEADER : -1]
     return len(tokens) - 1 if any(map(is_eog, header)) else 0
@@ -39,16 +39,16 @@ def n_before_answer(tokens: Sequence[int], is_eog: Callable[[int], bool]) -> int
 class SuffixDrafts:
     """The suffix store over an engine's texts and what was loaded from earlier ones.
 
-    Any number of documents may grow in turns. Each is proposed what any of them, finished or not, went on
-    with. A document that grows no more stays as it is; there is nothing to close.
+    Any number of documents may grow in turns. Each gets proposals from the continuations in all of them,
+    finished or not. A document need not be closed.
     """
 
     def __init__(self, capacity: int) -> None:
-        """Remember the last `capacity` tokens, those of all documents together."""
+        """Keep the last `capacity` tokens of all documents together."""
         self._store = _core.SuffixStore(capacity)
 
     def load(self, tokens: Tokens) -> None:
-        """Take in earlier documents, each ended by -1. Any thread, as long as it is the only one."""
+        """Load earlier documents, each ended by -1. May run on any thread, but only on one at a time."""
         self._store.extend(tokens)
 
     def forget(self) -> None:
@@ -56,9 +56,9 @@ class SuffixDrafts:
         self._store.clear()
 
     def document(self, tokens: Sequence[int], *, n_silent: int = 0) -> Document:
-        """Start a new document with `tokens`; the first `n_silent` say nothing of what follows the last.
+        """Start a new document with `tokens`; no match reaches back into the first `n_silent`.
 
-        They can be offered like all that was seen, but no match reaches back into them.
+        These can be offered like any other tokens.
         """
         return Document(self._store, tokens, n_silent)
 
@@ -84,7 +84,7 @@ class Document:
     def offer(self, drafted: Sequence[int], n: int) -> tuple[list[int], list[float]]:
         """Return up to `n` tokens to follow the document and `drafted`, and their probabilities.
 
-        Each probability is given that the tokens before it were right.
+        Each probability assumes that the tokens before it are right.
         """
         tokens, _, probabilities = self._store.propose(self._tail + array("i", drafted), n, 1)
         return tokens, probabilities
@@ -93,8 +93,8 @@ class Document:
         """Return a tree of up to `n` tokens to follow the document and `drafted`: the likeliest paths.
 
         These are the tokens, their parents (an index before the token's own; -1: the end of `drafted`) and
-        their probabilities, each given that the tokens above it were right. The first children are what
-        `offer` begins with.
+        their probabilities, each assuming that the tokens above it are right. The first children are those
+        that `offer` begins with.
         """
         return self._store.propose(self._tail + array("i", drafted), n, _BRANCHES)
 
@@ -108,7 +108,7 @@ class NgramDrafter:
         self._n = len(tokens)
 
     def draft(self, tokens: Sequence[int], room: int, sample: object) -> list[int]:
-        """The tokens that followed the longest end of the text that occurred before."""
+        """Return the tokens that followed the longest suffix of the text that occurred before."""
         return self._text.offer((), room)[0]
 
     def accept(self, tokens: Sequence[int], n_accepted: int) -> None:
@@ -127,7 +127,7 @@ OWN_TOKENS = 1 << 16
 class EarlierTexts:
     """The suffix store, with earlier documents of the history in it if one is kept.
 
-    They are read and indexed in a thread of their own, while the models are loaded.
+    They are read and indexed on a separate thread, while the models are loaded.
     """
 
     def __init__(self, header: GGUFHeader, *, kept: bool, on_message: Callable[[str], None]) -> None:
@@ -155,7 +155,7 @@ class EarlierTexts:
         self.suffix.load(history.load(MAX_TOKENS - OWN_TOKENS, n_vocab=self._n_vocab))
 
     def ready(self) -> SuffixDrafts:
-        """Return the suffix store, once all is in it."""
+        """Return the suffix store, once all documents are in it."""
         if self._thread:
             self._thread.join()
             self._thread = None

@@ -1,11 +1,11 @@
-"""The drafter: a tree of tokens a step, from the suffix store, the draft model, or one after the other.
+"""The drafter: each step a tree of tokens, from the suffix store, the draft model, or both in turn.
 
-    suffix   the store's tokens go to the target as they are: point masses, for free
+    suffix   the store's tokens go to the target unchanged: point masses, for free
     model    the draft model's own tokens, a pass each
     staged   the draft model checks the store's tokens in one pass and adds one of its own: its tokens at a
              fraction of the passes (staged speculative decoding, arXiv 2308.04623)
 
-First the trunk: the pace says at its end what comes next. A guess that the draft model checks does not
+First the trunk: at its end the pace decides what comes next. A guess that the draft model checks does not
 change what it proposes. Each of its tokens is drawn from its own distribution; a guess only decides whether
 the distribution after it is already there.
 
@@ -66,7 +66,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 class ModelSource:
-    """Runs the draft model and decides which of its tokens are proposed."""
+    """Runs the draft model and decides which of its tokens to propose."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class ModelSource:
         self._n_sequence = self._n_read = self._n_past = 0
 
     def ask(self, tokens: Sequence[int], guesses: Sequence[int], step: DraftStep) -> Forward | ForwardResult:
-        """Return the model's pass after `tokens` and the trunk, over `guesses` too, or its result."""
+        """Return the model's pass after `tokens` and the trunk, `guesses` included, or its result."""
         model = self._model
         sequence = TokenView(tokens, step.drafted) if step.drafted else tokens
         self._n_sequence, self._guesses = len(sequence), guesses
@@ -102,7 +102,7 @@ class ModelSource:
         """Propose the model's tokens, from the result of the pass of `ask`.
 
         Each token is drawn from the model's own distribution at its position. As long as it is the one
-        that was guessed there, the distribution at the next position is at hand too. `may_sample`: else
+        that was guessed there, the distribution at the next position is known too. `may_sample`: else
         only point masses make sense.
         """
         guesses, n_read = self._guesses, self._n_read
@@ -131,7 +131,7 @@ class ModelSource:
     ) -> bool:
         """Extend the trunk by a token of this row of logits; return False if none is proposed.
 
-        `confidence`: what a head that knows says of the row; else its likeliest token's probability is.
+        `confidence`: the head's estimate for the row, if it makes one; else its highest probability is used.
         """
         sampler, drafted = position.sampler, step.drafted
         row: Rows | None = unmasked
@@ -211,7 +211,7 @@ class ModelSource:
             chance *= _FEWER
 
     def _add_likeliest(self, likeliest: Sequence[tuple[int, float]], place: _Place, step: DraftStep) -> None:
-        """Propose the likeliest tokens of a position that may pay, and remember them to learn from."""
+        """Propose the likeliest tokens of a position that may pay, and store them for learning."""
         taken, depth = step.drafted[-1], place.depth
         others = [(token, bucket_of(chance)) for token, chance in likeliest if token != taken]
         while len(step.others) < depth:
@@ -237,7 +237,7 @@ _NODES = 8  # of the suffix store's tree
 
 
 class SuffixSource:
-    """Asks the suffix store for continuations of a sequence, and says how likely they are right."""
+    """Asks the suffix store for continuations of a sequence, and estimates their acceptance."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class SuffixSource:
         is_eog: Callable[[int], bool],
         constraint: Constraint | None,
     ) -> None:
-        """Offer continuations of `document` that `constraint` allows; `acceptance` has the acceptances."""
+        """Offer continuations of `document` that `constraint` allows, rated by the tables `acceptance`."""
         self._document = document
         self._acceptance = acceptance
         self._is_eog = is_eog
@@ -258,7 +258,7 @@ class SuffixSource:
         self._document.extend(emitted)
 
     def offer(self, step: DraftStep) -> Tree:
-        """Return a continuation of the trunk, a chain, and remember it to learn from."""
+        """Return a continuation of the trunk, a chain, and store it for learning."""
         drafted = step.drafted
         n = min(step.n_nodes_left, _OFFERED)
         if n < 1:
@@ -284,7 +284,7 @@ class SuffixSource:
                 break
 
     def tree(self) -> Tree:
-        """Return a tree of the likeliest continuations of the sequence, where several were seen."""
+        """Return a tree of the likeliest continuations of the sequence, if several were seen."""
         nodes: list[TreeNode] = []
         depths: list[int] = []
         place: list[int | None] = []  # in `nodes`, of what was offered; None: what cannot be
@@ -314,10 +314,10 @@ class SuffixSource:
 
 
 class TreeDrafter:
-    """Proposes a tree of tokens a step; a Drafter. One for a generation.
+    """A Drafter that proposes a tree of tokens each step. One per generation.
 
-    `draft` is one call. Whoever drafts for several requests together calls `start` of each first, and then
-    `draft_together`; `draft` returns what was drafted so.
+    `draft` alone is enough for one request. To draft for several together, call `start` of each, and then
+    `draft_together`; `draft` returns the result.
     """
 
     forward: Forward | None = None
@@ -343,8 +343,8 @@ class TreeDrafter:
     ) -> None:
         """Propose from `suffix` and `model` what `pace` chooses.
 
-        `clocks` are told of every pass that is timed, `on_step` of every step. Only what `constraint` allows
-        is proposed; it follows the sequence.
+        `clocks` get the time of every pass, `on_step` every step. Only tokens that `constraint` allows are
+        proposed; it follows the sequence.
         """
         self.pace = pace
         policy = pace.policy
@@ -373,7 +373,7 @@ class TreeDrafter:
         self._n_passes = 0
 
     def begin(self, tokens: Sequence[int], *, sampled: bool, n_predict: int | None) -> None:
-        """Start on a new sequence, the prompt `tokens`; what was learned of costs stays."""
+        """Start on a new sequence, the prompt `tokens`; learned costs are kept."""
         self._sampled = sampled
         self._n_pending = 1
         self._started = 0.0
@@ -393,7 +393,7 @@ class TreeDrafter:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Lose the draft model where it fails in the block, and say which one it is."""
+        """Drop the draft model if it fails in the block, with a message that names it."""
         try:
             with self._model.blamed if self._model else nullcontext():
                 yield
@@ -401,7 +401,7 @@ class TreeDrafter:
             self.lose_model(error)
 
     def lose_model(self, error: Exception) -> None:
-        """Continue without the draft model, which failed: its tokens so far stay."""
+        """Continue without the draft model, which failed; its tokens so far are kept."""
         self._model = self._model_source = None
         self.forward = None
         what = " ".join(f"{error}".split()) or type(error).__name__
@@ -424,7 +424,7 @@ class TreeDrafter:
 
     @property
     def is_drafting(self) -> bool:
-        """Whether a draft was started that `draft` has yet to return."""
+        """Whether a draft was started that `draft` has not returned yet."""
         return self._started > 0.0
 
     def draft(self, tokens: Sequence[int], room: int, position: Position) -> Tree:
@@ -478,7 +478,7 @@ class TreeDrafter:
         return self._suffix_source.offer(step) if self._suffix_source else ()
 
     def _decide(self) -> None:
-        """Add what pays at the trunk's end, up to a pass of the draft model or the draft's end."""
+        """Extend the trunk as long as it pays, up to a pass of the draft model or the draft's end."""
         model, step = self._model, self._step
         while step.n_nodes_left > 0:
             depth = step.depth
@@ -548,7 +548,7 @@ class TreeDrafter:
                 self._decide()
 
     def _propose_forced(self, step: DraftStep) -> bool:
-        """Propose tokens that the grammar leaves no choice about, if there are any and they pay."""
+        """Propose the tokens that the grammar forces, if there are any and they pay."""
         if not self._constraint:
             return False
         tokens = self._constraint.forced_run(step.drafted)[: step.n_nodes_left]
@@ -560,7 +560,7 @@ class TreeDrafter:
         return n > 0
 
     def _compile(self, step: DraftStep) -> None:
-        """Make one tree of the trunk and the branches, as large as pays."""
+        """Build one tree from the trunk and the branches, as large as pays."""
         trunk = step.proposed = tuple(step.trunk)
         store = self._store_tree(step)
         if not trunk or not (store or step.branches):
@@ -637,10 +637,10 @@ def draft_together(
     *,
     n_batch: int = 0,
 ) -> None:
-    """Draft to the end for all `drafters` that were started: passes of their draft model are shared.
+    """Complete the drafts of all started `drafters`; they share passes of their draft model.
 
-    `n_batch`: most tokens of a pass that several share. All rows of a pass are read before anything else is
-    asked for. An interrupted pass leaves all as they were: a second call resumes.
+    `n_batch`: most tokens of a shared pass. All rows of a pass are read before the next one. An interrupted
+    pass changes nothing: a second call resumes.
     """
     while passes := [(drafter, drafter.forward) for drafter in drafters if drafter.forward]:
         for group in _groups(passes, n_batch):
@@ -648,7 +648,7 @@ def draft_together(
 
 
 def _go_on(drafter: TreeDrafter, act: Callable[[], None]) -> None:
-    """Advance one of them; the others continue if it fails."""
+    """Advance one drafter; the others continue if it fails."""
     try:
         act()
     except Exception as error:  # noqa: BLE001 - raised again by `draft`
@@ -657,7 +657,7 @@ def _go_on(drafter: TreeDrafter, act: Callable[[], None]) -> None:
 
 
 def _pass_together(group: Sequence[tuple[TreeDrafter, Forward]]) -> None:
-    """Make one pass of the draft model for a group of drafters."""
+    """Run one pass of the draft model for a group of drafters."""
     parts = [forward for _, forward in group]
     n_past = sum(drafter.n_draft_held for drafter, _ in group) // len(group)
     results = forward_together(parts)

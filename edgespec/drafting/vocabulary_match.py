@@ -1,4 +1,4 @@
-"""Do two models speak the same tokens? A draft's proposals mean nothing to a target otherwise."""
+"""Checks that two models have the same tokens; otherwise a draft's proposals mean nothing to the target."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _CONTROL = 3  # enum llama_token_type
 
 
 def vocabulary_difference(target: Model, draft: Model) -> str:
-    """Return in a line how the tokens of two models differ, with both models' facts; "" if they do not.
+    """Return in one line how the tokens of two models differ, with both models' facts; "" if they do not.
 
     Compared are pieces and control tokens, up to padding at the end, the tokenizer's type and the special
-    tokens (EOS, end of turn, BOS where a model adds it): of the lists as they lie in the files, with two
-    memory comparisons for equal ones (about 20 ms for 151,936 tokens).
+    tokens (EOS, end of turn, BOS where a model adds it): the lists are compared in the files' own form; equal
+    ones take two memory comparisons (about 20 ms for 151,936 tokens).
     """
     n_common = min(target.n_vocab, draft.n_vocab)
     facts = (
@@ -51,7 +51,7 @@ def _show(model: Model, token: int | None) -> str:
 
 
 class _TokenList:
-    """The token list of a model and the tokens' types, as they lie in its file."""
+    """The token list of a model and the tokens' types, in the form of its file."""
 
     def __init__(self, model: Model) -> None:
         gguf = model.header.gguf
@@ -72,7 +72,7 @@ class _TokenList:
         return self._raw if n == self._n else self._raw[: skip_texts(self._raw, 0, n)]
 
     def control(self, n: int) -> npt.NDArray[np.bool_] | None:
-        """Return which of the first `n` are control tokens; None where the file does not say."""
+        """Return which of the first `n` are control tokens; None if the file does not say."""
         return None if len(self._types) != self._n else self._types[:n] == _CONTROL
 
     def first_control_difference(self, other: _TokenList, n: int) -> int | None:

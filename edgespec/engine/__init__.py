@@ -1,1 +1,1 @@
-"""The engine: a pair of models loaded, requests under way in shared passes, and the text that comes of it."""
+"""The engine: a loaded pair of models, requests that share passes, and their text."""

@@ -1,7 +1,7 @@
 """Runs several generations together: each pass of a model serves all of them (continuous batching).
 
-A step is one pass of the target, and before it what the requests draft for it: decided for all at once
-(pace.py), with the draft model's passes shared as well. Requests come and go between steps (Yu et
+A step is one pass of the target, preceded by the requests' drafts, which are decided for all at once
+(pace.py) and share the draft model's passes as well. Requests come and go between steps (Yu et
 al., Orca, OSDI 2022). Prompts are prefilled in chunks together with the requests that are decoding (Agrawal
 et al., Sarathi, arXiv 2308.16369).
 
@@ -46,7 +46,7 @@ PREFILL_CHUNK = 64
 
 
 class BatchedRequest(msgspec.Struct, eq=False):
-    """A generation under way, and the stream that takes what it writes."""
+    """A generation under way, and the stream that gets its tokens."""
 
     generation: Generation
     stream: Stream
@@ -70,12 +70,12 @@ class BatchedRequest(msgspec.Struct, eq=False):
 
     @property
     def n_past(self) -> int:
-        """Tokens of it in the cache."""
+        """Number of its tokens in the cache."""
         return self.generation.session.n_past
 
     @property
     def n_pending(self) -> int:
-        """Tokens that the target's next pass always has for it; at most a chunk of a prompt."""
+        """Number of its tokens that the target's next pass always has; at most a chunk of a prompt."""
         return min(self.generation.n_pending, PREFILL_CHUNK)
 
 
@@ -83,7 +83,7 @@ class Batcher:
     """Runs requests whose sessions are sequences of one cache."""
 
     def __init__(self, sequences: SequencePool, clocks: Clocks) -> None:
-        """Run requests in `sequences`; `clocks` predict the cost of passes, and take their times."""
+        """Run requests in `sequences`; `clocks` predict the cost of passes, and record their times."""
         self.sequences = sequences
         self._cache = sequences.cache
         self._clocks = clocks
@@ -106,14 +106,14 @@ class Batcher:
         self._requests.append(request)
 
     def close(self, request: BatchedRequest) -> None:
-        """End `request` here; what it wrote stays."""
+        """End `request`; its text so far is kept."""
         if request.is_running:
             request.is_running = False
             self._requests.remove(request)
             request.generation.close()
 
     def step(self) -> None:
-        """Make one pass of the target. Raises KeyboardInterrupt if interrupted: a later call resumes."""
+        """Run one pass of the target. Raises KeyboardInterrupt if interrupted; a later call resumes."""
         started, writing = time.perf_counter(), [(r, len(r.generation.tokens)) for r in self._requests]
         self.last = StepSummary()
         self._resume()
@@ -139,7 +139,7 @@ class Batcher:
             request.is_preempted = False
 
     def _guard(self, request: BatchedRequest, act: Callable[[], Made]) -> Made | None:
-        """Return what `act` returns; end `request`, and no other, where it fails."""
+        """Return the result of `act`; if it fails, end only `request`."""
         try:
             return act()
         except Exception as error:  # noqa: BLE001 - raised again for whoever reads the request
@@ -153,7 +153,7 @@ class Batcher:
     # ---- drafting ----
 
     def _draft(self) -> None:
-        """Let all draft whose next step begins."""
+        """Draft for all requests whose next step begins."""
         drafters: list[TreeDrafter] = []
         for request in list(self._requests):
             drafter, generation = request.drafter, request.generation
@@ -164,7 +164,7 @@ class Batcher:
         draft_together(drafters, n_batch=self._cache.n_batch)
 
     def _share(self) -> None:
-        """Tell the pace of each request what the others have in the next pass."""
+        """Give the pace of each request the others' parts of the next pass."""
         writers = [request for request in self._requests if not request.is_reading]
         reading = [request.n_pending for request in self._requests if request.is_reading]
         shares = [Writer(request.pace, request.n_pending, request.n_past) for request in writers]
@@ -190,7 +190,7 @@ class Batcher:
         parts: Sequence[tuple[BatchedRequest, Forward]],
         results: Sequence[ForwardResult | Exception],
     ) -> None:
-        """Let the requests whose part was in the pass continue, and learn what it took."""
+        """Continue the requests that had a part in the pass, and learn its time."""
         n_tokens = _n_tokens(parts)
         n_prefilled = _n_tokens([(request, part) for request, part in parts if request.is_reading])
         n_past = sum(part.n_past for _, part in parts) // len(parts)
@@ -213,7 +213,7 @@ class Batcher:
                 self._process(request, replace(result, seconds=share * result.seconds))
 
     def _process(self, request: BatchedRequest, result: ForwardResult) -> None:
-        """Give a request the result of the pass."""
+        """Process the result of the pass for a request."""
         try:
             if made := request.generation.process(result):
                 request.stream.append(made)
@@ -231,7 +231,7 @@ class Batcher:
             self._n_read = max(1, n_chunks) * PREFILL_CHUNK
 
     def _parts(self, requests: Sequence[BatchedRequest]) -> list[tuple[BatchedRequest, Forward]]:
-        """Choose what goes into the pass."""
+        """Choose the parts of the pass."""
         reading = [request for request in requests if request.is_reading]
         writing = [request for request in requests if not request.is_reading]
         writing.sort(key=lambda request: request not in self._late)
@@ -282,7 +282,7 @@ class StepSummary(msgspec.Struct, frozen=True):
 
 
 def split_prefill_budget(budget: int, wanted: Sequence[tuple[Any, int]]) -> list[tuple[Any, int]]:
-    """Split `budget` tokens among prompts, each (who, tokens left), the one that waited longest first.
+    """Split `budget` tokens among prompts, each (request, tokens left), the one that waited longest first.
 
     The first gets at least a quarter; the rest goes to the prompts with the fewest tokens left.
     """

@@ -1,4 +1,4 @@
-"""The number of requests at once that pays, and the number of tokens that the caches hold."""
+"""Chooses how many requests run at once, and how many tokens the caches hold."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def kept_cells(header: GGUFHeader, n_bytes: float) -> int:
 def kept_sequences(header: GGUFHeader, parallel: int, n_bytes: int, rollback: RollbackSize) -> int:
     """Return how many sequences a prefix cache of `n_bytes` holds.
 
-    Several requests share a cache that always has room for them. But each state takes its own memory: a model
-    that keeps states has as many sequences there as requests, or as the bytes allow.
+    Several requests share a cache that always has room for them. But each recurrent state takes its own
+    memory: a model with such states has as many sequences there as requests, or as the bytes allow.
     """
     if not n_bytes and parallel == 1:
         return 0

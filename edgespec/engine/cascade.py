@@ -1,4 +1,4 @@
-"""The lossy mode: the small model answers alone, and the target is woken where the small one is unsure.
+"""The lossy mode: the small model answers alone, and the target is woken when the small one is unsure.
 
     small      token, token, ...       each from its own distribution, as long as it is sure
     unsure     its entropy or margin (Signal) is past a threshold
@@ -6,8 +6,8 @@
 
 The small model's tokens are never verified, so the text is not distributed as the target's own. A seed
 decides the text: each token takes one coin, and the target's spans are `Generation`s of the match rule, whose
-text does not depend on drafts. `edgespec calibrate` measures what a threshold costs, and stores one for a
-pair, whatever the machine:
+text does not depend on drafts. `edgespec calibrate` measures the loss of thresholds, and stores one for a
+pair, independent of the machine:
 
     CACHE/profiles/TARGET+DRAFT-HASH.calibration.json       a choice for each signal and span
 """
@@ -59,7 +59,7 @@ class ThresholdPoint(msgspec.Struct, frozen=True):
 
 
 class ThresholdChoice(msgspec.Struct, frozen=True):
-    """The threshold of one signal and span, and what it was chosen from."""
+    """The threshold of one signal and span, and the points it was chosen from."""
 
     signal: Signal
     span: Span
@@ -164,7 +164,7 @@ def _calibration_file(target: GGUFHeader, draft: GGUFHeader, on_message: Message
 def calibrated(target: GGUFHeader, draft: GGUFHeader, wake_policy: WakePolicy) -> WakePolicy:
     """Return `wake_policy` with the threshold that was chosen for its signal and span.
 
-    Raises UsageError where none was: what to run.
+    Raises UsageError, which says what to run, if none was.
     """
     found = load_calibration(target, draft).choices.get(_choice_name(wake_policy.signal, wake_policy.span))
     if found is None:
@@ -227,7 +227,7 @@ class Cascade(Loop):
     ) -> None:
         """Prepare to continue `prompt` with `small`, and with `target` where the task's `cascade` says so.
 
-        `drafter` helps the target's spans (None: plainly), and may do so with `small`.
+        `drafter` drafts for the target's spans (None: plain decoding), and may use `small`.
         `n_ctx` is where the context counts as full, by default the end of `target`'s.
         """
         wake_policy = task.options.cascade
@@ -264,7 +264,7 @@ class Cascade(Loop):
         self._small.trim(n_known)
 
     def ask(self) -> Forward | None:
-        """Return the pass of the small model, or of the target where that was woken; None at the end."""
+        """Return the pass of the small model, or of the target once it was woken; None at the end."""
         with self._small.blamed:
             if not self._has_begun:
                 self._begin()
@@ -349,7 +349,7 @@ class Cascade(Loop):
         span.mark, span.tally, self.tokens = self.mark, self.tally, span.tokens
 
     def plain_rate(self) -> None:
-        """Return None: the target's own speed is not known where the small model writes."""
+        """Return None: the target's own speed is unknown while the small model writes."""
 
     def note(self) -> str:
         """Return a sentence about how often the target was woken, why, and what it read."""

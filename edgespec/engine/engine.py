@@ -1,4 +1,4 @@
-"""The public engine: generates text with a pair of models, and keeps what later generations can use."""
+"""The public engine: generates text with a pair of models, and keeps caches for later generations."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class RunningRequest(msgspec.Struct, eq=False):
 
 
 class RequestRunner:
-    """Runs the requests under way, and tells their streams."""
+    """Runs the requests under way, and feeds their streams."""
 
     def __init__(self, pair: Pair, knowledge: Learned, earlier_texts: EarlierTexts, lock: HomeLock) -> None:
         """Run with `pair`, learn into `knowledge`, draft from `earlier_texts` and add to them.
 
-        `lock`: the engine's, held while a request goes on.
+        `lock`: the engine's, held while a request advances.
         """
         self._pair = pair
         self._knowledge = knowledge
@@ -115,7 +115,7 @@ class RequestRunner:
     ) -> Stream:
         """Begin a request over sessions that are large enough for it; `tokens` are those of its prompt.
 
-        `called`: when it was asked for. `meter`: counts its joules. Raises UsageError if too many are under
+        `called`: the time of the request. `meter`: counts its joules. Raises UsageError if too many are under
         way, EdgespecError if it does not fit.
         """
         self._refuse_inside_step()
@@ -148,7 +148,7 @@ class RequestRunner:
         return stream
 
     def _advance(self, stream: Stream, loop: Loop) -> None:
-        """Make the next pass of a loop that shares none."""
+        """Run the next pass of a loop that shares none."""
         self.end_damaged()
         with self._advancing():
             part = loop.ask()
@@ -166,7 +166,7 @@ class RequestRunner:
             self._is_advancing = False
 
     def step(self) -> None:
-        """Make one pass of the target for all requests: `Engine.step`."""
+        """Run one pass of the target for all requests: `Engine.step`."""
         self.end_damaged()
         if self.batcher:
             with self._advancing():
@@ -185,7 +185,7 @@ class RequestRunner:
     ) -> tuple[Generation | Cascade, Pace | None]:
         """Return the loop of a request, over sessions that are large enough for it, and its pace.
 
-        What it has until it ends goes to `held`.
+        Resources that it holds until its end go to `held`.
         """
         n_predict = plan.options.n_predict
         n_ctx = self._pair.needed_ctx(len(tokens), n_predict)
@@ -276,7 +276,7 @@ class RequestRunner:
         return drafter
 
     def _begin_draft(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
-        """Return a draft model for a text; None where there is none, or no room for its cache."""
+        """Return a draft model for a text; None if there is none, or no room for its cache."""
         try:
             return self._pair.begin_draft(n_ctx, n_prompt, n_predict)
         except (EdgespecError, MemoryError, OSError) as error:
@@ -286,7 +286,7 @@ class RequestRunner:
             return None
 
     def end_all(self, why: str) -> None:
-        """End the requests under way; those who read on get `why`, so that the text does not seem complete.
+        """End the requests under way; readers get `why`, so that the text does not seem complete.
 
         Raises UsageError inside a step, whose requests cannot be ended.
         """
@@ -295,9 +295,9 @@ class RequestRunner:
             stream.cut(EdgespecError(f"this text was ended before it was complete: {why}"))
 
     def end_damaged(self, *, wait: bool = False) -> None:
-        """End and forget what was computed with damaged weights; `wait` until their condition is known.
+        """End and forget all that was computed with damaged weights; `wait` until their condition is known.
 
-        Raises EdgespecError if they could not be packed anew.
+        Raises EdgespecError if they could not be packed again.
         """
         for model in self._pair.models:
             is_target = model is self._pair.target  # no draft is trusted anyway
@@ -314,7 +314,7 @@ class RequestRunner:
             raise UsageError("on_step was called in the middle of a text: begin and end others after it")
 
     def store_texts(self) -> None:
-        """Store the texts that ended for drafting; until then they can be forgotten."""
+        """Store finished texts for drafting; until then they can be forgotten."""
         while self._unkept:
             self._earlier_texts.add(*self._unkept.pop(0))
 
@@ -324,7 +324,7 @@ class RequestRunner:
         self._unkept.clear()
 
     def _ended(self, stream: Stream) -> None:
-        """Keep what later requests can use of a stream that has ended, and free the rest."""
+        """Keep the reusable parts of a finished stream, and free the rest."""
         running = self._running.pop(stream)
         self._pair.idle.note(self.n_running)
         if running.batched and self.batcher:
@@ -351,7 +351,7 @@ Fields = ParamSpec("Fields")
 def _with_fields(
     options: Callable[Fields, EngineOptions],
 ) -> Callable[[Callable[[Engine, EngineOptions], None]], Callable[Concatenate[Engine, Fields], None]]:
-    """Let a constructor that takes options take their fields as arguments of its own."""
+    """Let a constructor that takes options accept their fields as arguments."""
 
     def decorate(
         init: Callable[[Engine, EngineOptions], None],
@@ -410,7 +410,7 @@ class Engine(Closing):
             raise
 
     def _learned(self, *, drafts: bool) -> Learned:
-        """The knowledge of the pair on this machine; nothing is kept where it never `drafts`."""
+        """Return the learned profile of the pair on this machine; nothing is kept if it never `drafts`."""
         draft = self._pair.draft
         return Learned(
             self.target,
@@ -435,7 +435,7 @@ class Engine(Closing):
 
     @property
     def target(self) -> Model:
-        """The model whose distribution the text has."""
+        """The model whose distribution the text follows."""
         return self._pair.target
 
     @property
@@ -470,12 +470,12 @@ class Engine(Closing):
 
     @property
     def n_ctx_shared(self) -> int | None:
-        """The context of each text, where the cache's size was decided before there were any; else None."""
+        """The context of each text, if the cache's size was decided before there were any; else None."""
         return self._pair.n_ctx_shared
 
     @property
     def capacity(self) -> Capacity:
-        """How many texts at once, and how many tokens of them the cache holds."""
+        """The number of texts at once, and of their tokens that the cache holds."""
         return self._pair.capacity
 
     @property
@@ -485,14 +485,14 @@ class Engine(Closing):
 
     @property
     def draft_in_use(self) -> Draft:
-        """What drafts besides the suffix store, from its file to its sessions."""
+        """The draft used besides the suffix store, from its file to its sessions."""
         return self._pair.draft
 
     def forget(self, *, tables: bool = False, but: Sequence[int] = ()) -> None:
-        """Forget the text of earlier generations and of the history; with `tables` also learnt statistics.
+        """Forget the text of earlier generations and of the history; with `tables` also learned statistics.
 
-        What is on disk stays, states of prompts too. `but`: the first tokens of a prompt, which are not read
-        again where they are in the prefix cache.
+        Files on disk stay, prompt states too. `but`: the first tokens of a prompt, which stay in the prefix
+        cache.
         """
         with self._lock:
             self._requests.forget()
@@ -514,8 +514,8 @@ class Engine(Closing):
 
         `chat` True or False forces or forbids the template; `system` is a system message, which needs the
         template. `parse_special`: names of control tokens in `prompt` and `system` are these tokens (True) or
-        text (False); None: text in a template, tokens without. `reasoning_budget` 0: the template is told
-        that the model is not to think. Raises UsageError for an impossible combination.
+        text (False); None: text in a template, tokens without. `reasoning_budget` 0: the template is
+        asked for no thoughts. Raises UsageError for an impossible combination.
         """
         check_text("prompt", prompt)
         if system is not None:
@@ -536,7 +536,7 @@ class Engine(Closing):
     def has_room(self, prompt: Sequence[int] | int, n_predict: int | None) -> bool:
         """Whether a text of these tokens (or that many), and `n_predict` to come, can begin now.
 
-        Tokens that it shares with other texts take no second place, which a number cannot tell.
+        Tokens that it shares with other texts need no second place; for that, pass tokens, not a number.
         """
         with self._lock:
             return self._requests.has_room(prompt, n_predict)
@@ -557,8 +557,8 @@ class Engine(Closing):
         `keywords` are fields of `Options` and override those of `options`. `system`, `chat` and
         `parse_special`: as for `prompt_tokens`. `on_step` is called after every step of a drafter. With
         `parallel` 1 an earlier stream of this engine is ended, and raises EdgespecError if it is read on;
-        else it runs beside the others, whichever is read. Raises UsageError for bad values or if as many
-        texts are under way as there may be, EdgespecError if the prompt is longer than the context.
+        otherwise all streams advance together, whichever is read. Raises UsageError for bad values or if too
+        many texts are under way, EdgespecError if the prompt is longer than the context.
         """
         with self._lock:
             called = time.perf_counter()
@@ -606,7 +606,7 @@ class Engine(Closing):
         return tokens
 
     def step(self) -> None:
-        """Make one pass of the target for all streams, and what is drafted for it; their tokens wait in them.
+        """Run one pass of the target for all streams, after their drafts; the tokens wait in the streams.
 
         Raises KeyboardInterrupt if `signals` interrupts it; streams that failed raise when they are read.
         """
@@ -630,7 +630,7 @@ class Engine(Closing):
     ) -> Result:
         """Continue `prompt` to the end and return the Result; arguments as for `stream`.
 
-        Where texts are written one at a time, another thread's call waits until this one is done.
+        If texts are written one at a time, another thread's call waits until this one is done.
         """
         with self._lock if self.parallel == 1 else nullcontext():
             stream = self.stream(
@@ -647,7 +647,7 @@ class Engine(Closing):
         return stream.result
 
     def close(self) -> None:
-        """Store what was learnt and free models and sessions; not again, nor in a forked child."""
+        """Store what was learned and free the models; a second call, or a forked child's, does nothing."""
         if not self._lock.is_here:
             return
         with self._lock:
@@ -661,7 +661,7 @@ class Engine(Closing):
 
 
 def _found_drafter(options: EngineOptions) -> DrafterChoice:
-    """Return the drafter. Raises UsageError, also for what a user's own would leave without effect."""
+    """Return the drafter. Raises UsageError, also for options without effect on a user's own."""
     drafter, objective = find_drafter(options.drafter), options.objective
     if isinstance(drafter, NamedDrafter):
         if options.draft is not None:

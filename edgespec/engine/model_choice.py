@@ -1,4 +1,4 @@
-"""The choice of target and draft where none, or only one, was named.
+"""The choice of target and draft if none, or only one, was named.
 
 target   the one named, else the user's default (`edgespec models default`), else the default pair's
 draft    the one named, else the best made here for this very file of the target, else that of the registry's
@@ -43,7 +43,7 @@ def has_own_head(model: Path | Entry) -> bool:
 
 
 class ChosenModels(NamedTuple):
-    """A target, and what drafts for it."""
+    """A target and its draft."""
 
     target: ModelRef
     draft: ModelRef | None

@@ -127,7 +127,7 @@ class Pair(Closing):
         self._small: SmallModel | None = None
 
     def _settle_cache_type(self, n_tokens: int) -> None:
-        """Replace "auto" by the type that was chosen, for a cache that has the tokens that were asked for."""
+        """Replace "auto" by the chosen type, for a cache of the tokens that were asked for."""
         cache_type, options = self.target_header.cache_type, self.options
         shared = n_tokens if options.n_ctx and (options.parallel or 1) > 1 else options.n_cells
         self.options = replace(options, cache_type=cache_type, n_cells=shared)
@@ -142,7 +142,7 @@ class Pair(Closing):
 
     @property
     def rollback(self) -> RollbackSize:
-        """The room that the target's cache sets aside to take drafts back."""
+        """The room that the target's cache reserves for rewinding drafts."""
         return target_rollback(self.target_header, parallel=self.parallel, drafts=self.drafter != "none")
 
     def load(self) -> None:
@@ -245,7 +245,7 @@ class Pair(Closing):
 
     @property
     def n_ctx_shared(self) -> int | None:
-        """The context of each request, where the cache's size was decided beforehand; else None."""
+        """The context of each request, if the cache's size was decided beforehand; else None."""
         cells = self.capacity.n_cells
         return None if cells is None else min(cells, self.options.n_ctx or self.target.n_ctx_train)
 
@@ -264,7 +264,7 @@ class Pair(Closing):
         return kept_cells(model.header, share * (self.options.prefix_cache or 0))
 
     def _replaced(self, smaller: SequencePool | None, model: Model, cells: int, n_ctx: int) -> SequencePool:
-        """Open a cache of `cells` tokens; the last prefix moves there from a `smaller` one, which closes."""
+        """Open a cache of `cells` tokens; move the last prefix there from a `smaller` one and close that."""
         parallel, prefix_cache = self.parallel, self.options.prefix_cache
         rollback = self.rollback if model is self.target else draft_rollback()
         n_kept = kept_sequences(model.header, parallel, prefix_cache or 0, rollback)
@@ -297,7 +297,7 @@ class Pair(Closing):
     def _states_of(self, cache: KVCache) -> PromptStates | None:
         """Return the states on disk of the target's sequences, if they are kept.
 
-        The first time a file that was not pulled is read for its hash.
+        A file that was not pulled is read the first time, for its hash.
         """
         if not self._states:
             return None
@@ -337,7 +337,7 @@ class Pair(Closing):
         return self._idle_drafts.pop() if self._idle_drafts else self.draft.open(self._draft_sequences)
 
     def end_draft(self, model: DraftModel) -> None:
-        """Take back a draft model: the next generation may have it."""
+        """Release a draft model for the next generation."""
         model.rest()
         self._idle_drafts.append(model)
 
@@ -368,7 +368,7 @@ class Pair(Closing):
         )
 
     def forget(self, but: Sequence[int] = ()) -> None:
-        """Empty the prefix caches, except that the target's keeps a prompt that begins with `but` so far."""
+        """Empty the prefix caches, but keep the prefix `but` in the target's."""
         if self._sequences:
             self._sequences.forget(but)
         if self._draft_sequences:
@@ -424,14 +424,14 @@ class Plan(Task, frozen=True, kw_only=True):
     def is_reproducible(self) -> bool:
         """Whether the seed alone decides the text.
 
-        Without the match rule, or with a lenience below 1, the text depends on what was drafted, and so on
-        timing and on what was learnt before.
+        Without the match rule, or with a lenience below 1, the text depends on the drafts, and so on timing
+        and on learned statistics.
         """
         return self.policy is None or (self.rule == "match" and self.options.lenience == 1.0)
 
 
 def make_plan(pair: Pair, options: Options, prompt: Sequence[int]) -> Plan:
-    """Decide what `options` leave open. Raises UsageError if this pair cannot do what they ask."""
+    """Make the decisions that `options` leave open. Raises UsageError if this pair cannot do as asked."""
     if options.cascade:
         options = replace(options, cascade=_resolved(pair, options.cascade))
     options = replace(options, drafter=options.drafter or pair.drafter)
@@ -482,7 +482,7 @@ def _thought_limit(model: Model, budget: int, prompt: Sequence[int]) -> ThoughtL
 
 
 def _ends_in_thought(model: Model, prompt: Sequence[int], opener: bytes, closer: bytes) -> bool:
-    """Whether a thought is open in the last message: after the last control token that is no marker."""
+    """Whether a thought is open in the last message, after the last control token that is not a marker."""
     pieces: list[bytes] = []
     for token in reversed(prompt):
         piece = model.piece(token, special=True)
@@ -494,7 +494,7 @@ def _ends_in_thought(model: Model, prompt: Sequence[int], opener: bytes, closer:
 
 
 def _asked_tokens(options: EngineOptions, header: GGUFHeader) -> int:
-    """Return the tokens that must fit in memory: those of a request, for "auto" those of all requests."""
+    """Return how many tokens must fit in memory: those of one request, for "auto" those of all requests."""
     n_tokens = min(header.n_ctx_train, options.n_ctx or USUAL_CTX)
     if options.cache_type != "auto":
         return n_tokens

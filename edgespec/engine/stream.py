@@ -1,4 +1,4 @@
-"""One generation as its reader sees it: tokens with their text, and the result so far."""
+"""One generation for its reader: tokens with their text, and the result so far."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Stream:
     ) -> None:
         """Read `loop`, which writes tokens of the target of `pair`, until the text ends as `plan` says.
 
-        `called`: when the text was asked for, by `time.perf_counter`. `window`: what counts its energy.
+        `called`: the time of the call, by `time.perf_counter`. `window`: counts its energy.
         """
         self._loop, self._pair, self._plan = loop, pair, plan
         options, self._model = plan.options, pair.target
@@ -94,7 +94,7 @@ class Stream:
                     raise
 
     def made(self) -> list[Token]:
-        """Return the tokens made since the last call, and compute nothing.
+        """Return the tokens made since the last call, without computing anything.
 
         Raises the error that ended the generation, once no tokens are left.
         """
@@ -120,7 +120,7 @@ class Stream:
                 self._finish()
 
     def cut(self, error: EdgespecError) -> None:
-        """End the generation, which its reader did not ask for: whoever reads on gets `error`."""
+        """End the generation, unasked by its reader, who gets `error` when reading on."""
         if not self.finished:
             self._finish()
             self._loop_ended, self._error = True, error
@@ -132,7 +132,7 @@ class Stream:
 
     @property
     def prompt_progress(self) -> PromptProgress:
-        """How much of the prompt was read; any thread may ask, also while a pass runs."""
+        """How much of the prompt was read; any thread may ask, even while a pass runs."""
         return PromptProgress(self._loop.n_prompt_read, self._n_prompt)
 
     @property
@@ -167,7 +167,7 @@ class Stream:
     # ---- told by whoever runs the loop ----
 
     def append(self, made: Step) -> None:
-        """Take what the loop has written."""
+        """Append the tokens of a step of the loop."""
         if self._ttft_s is None:
             self._ttft_s = time.perf_counter() - self._called
         logprobs = made.logprobs or (None,) * len(made.tokens)
@@ -179,7 +179,7 @@ class Stream:
                 self._end_token = new
 
     def end(self, error: BaseException | None = None) -> None:
-        """Take note that the loop ended, by itself or because of `error`."""
+        """Note that the loop ended, by itself or because of `error`."""
         self._loop_ended, self._error = True, error
 
     # ---- tokens with their text ----
@@ -264,7 +264,7 @@ def _never(_token: Token) -> bool:
 
 
 class TextStream:
-    """Turns the bytes of one token after another into text.
+    """Turns the bytes of successive tokens into text.
 
     Bytes of an unfinished character wait for the rest of it. Text that may be the beginning of a
     stop string waits until it is decided. Bytes that are not UTF-8 become U+FFFD.
@@ -279,7 +279,7 @@ class TextStream:
 
     @property
     def holds(self) -> bool:
-        """Whether text waits for what a stop string turns out to be."""
+        """Whether text waits because it may be the beginning of a stop string."""
         return bool(self._held)
 
     def feed(self, piece: bytes) -> str:

@@ -63,9 +63,9 @@ _log: collections.deque[tuple[int, str]] = collections.deque(maxlen=64)
 def foreign_function(name: str, restype: type | None, *argtypes: type) -> Callable[..., Any]:
     """Return a C function of libllama or of the ggml libraries it is linked with.
 
-    Looked up through libllama's own handle: opening `libggml-base.so` by name would load a second
-    copy beside the `libggml-base.so.0` in use, with a log and an abort hook of its own. Indexing
-    gives a fresh function object, so `llama_cpp`'s prototypes are not changed.
+    It is looked up through libllama's own handle: opening `libggml-base.so` by name would load a second
+    copy besides the `libggml-base.so.0` in use, with its own log and abort hook. Indexing
+    returns a fresh function object, so `llama_cpp`'s prototypes are not changed.
     """
     function = cast("ctypes.CDLL", llama._lib)[name]
     function.restype = restype
@@ -106,10 +106,10 @@ def library_folder() -> Path:
 
 
 def _load_cpu_backend() -> str:
-    """Load ggml's CPU backend for this processor, where it lies beside the library in several variants.
+    """Load ggml's CPU backend for this processor, if several variants lie in the library's folder.
 
-    Returns "" or why there is none, in one line. Without this call the library would look for one in the
-    folder that it is called in.
+    Returns "" or in one line why there is none. Without this call the library would look for one in the
+    current folder.
     """
     count = foreign_function("ggml_backend_reg_count", ctypes.c_size_t)
     if count():  # linked with the library
@@ -150,9 +150,9 @@ llama.llama_backend_init()
 
 
 def _end_threads_before_forks() -> None:
-    """Let a forked child make passes: OpenMP keeps threads between passes, and a child would wait for them.
+    """Let a forked child run passes: OpenMP keeps threads between passes, and a child would wait for them.
 
-    They end before a fork, and begin anew with the next pass.
+    They end before a fork, and start again with the next pass.
     """
     for library in (llama._lib._name, "libgomp.so.1"):
         with contextlib.suppress(OSError, AttributeError):  # none of these, or an old one
@@ -172,8 +172,8 @@ def clear_log() -> None:
 def last_log_error() -> str | None:
     """Return why the library failed since `clear_log`, without the C function's name; None if unknown.
 
-    That is the first error, else the newest warning: the cause is logged first, then a line from each caller
-    that only repeats that it failed.
+    That is the first error, else the newest warning: the cause is logged first, and then each caller logs
+    that it failed.
     """
     errors = [text for level, text in _log if level == _LEVEL_ERROR]
     warnings = [text for level, text in _log if level == _LEVEL_WARN]
@@ -190,7 +190,7 @@ def failure_reason() -> str:
 
 @contextlib.contextmanager
 def whole_log(on_piece: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block, `on_piece` takes all that the library logs, in the pieces in which it does."""
+    """Inside the block, `on_piece` gets all that the library logs, piece by piece."""
 
     def keep(level: int, text: bytes | None, user_data: int | None) -> None:
         _store_log_line(level, text, user_data)
@@ -210,7 +210,7 @@ def library_version() -> str:
 
 
 def cpu_backend() -> str:
-    """Return which variant of ggml's CPU backend is in use, such as "zen4"; "" if there is one for all."""
+    """Return which variant of ggml's CPU backend is in use, such as "zen4"; "" if there is only one."""
     maps = lines_of(Path("/proc/self/maps"))
     found = (re.search(r"/libggml-cpu-([^/]+)\.so$", line) for line in maps)
     return next((name[1] for name in found if name), "")

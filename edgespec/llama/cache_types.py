@@ -1,4 +1,4 @@
-"""Types of a cache of keys and values: which a model can have, and its header with one of them."""
+"""Types of a cache of keys and values: those possible for a model, and its header with one of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDTHS: dict[CacheType, int] = {"f16": 1, "q8_0": 32, "q4_0": 64}
 
 
 def why_not(header: GGUFHeader, cache_type: CacheType) -> str:
-    """The reason why a model cannot have caches of a type; "" if it can."""
+    """Return why a model cannot have caches of a type; "" if it can."""
     if cache_type == "f16":
         return ""
     if not sum(header.n_head_kv):
@@ -39,7 +39,7 @@ def possible_types(header: GGUFHeader) -> list[CacheType]:
 
 
 def with_cache_type(header: GGUFHeader, cache_type: CacheType) -> GGUFHeader:
-    """Return the header of the same model with caches in `cache_type`; raise UsageError if it cannot be."""
+    """Return the header of the same model with caches in `cache_type`; raise UsageError if impossible."""
     if problem := why_not(header, cache_type):
         others = ", ".join(possible_types(header))
         raise UsageError(

@@ -1,7 +1,7 @@
-"""Chat templates: programs in Jinja that write a conversation as a prompt, or names of forms of llama.cpp's.
+"""Chat templates: Jinja programs that write a conversation as a prompt, or names of llama.cpp's own forms.
 
 A file may hold several: the default one, and named ones such as "tool_use". Some files hold no program but
-the name of a form ("chatml"). A template may have switches that tell how much a model thinks; where it has
+the name of a form ("chatml"). A template may have switches for how much a model thinks; if it has
 none for an effort, tokens are counted.
 """
 
@@ -42,11 +42,11 @@ class RefusedByTemplateError(EdgespecError):
 
 
 class BrokenTemplateError(EdgespecError):
-    """The template is no valid program, or fails at what it is given."""
+    """The template is no valid program, or fails on its input."""
 
 
 class ChatTemplate:
-    """One template, compiled when it is first used. For any number of threads."""
+    """One template, compiled when it is first used. Thread-safe."""
 
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
         """Hold a program in Jinja, or a form's name; `bos` and `eos` are the texts of these tokens."""
@@ -69,7 +69,7 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Names that the program reads, but those every template gets. Raises BrokenTemplateError."""
+        """Names that the program reads, except those every template gets. Raises BrokenTemplateError."""
         if not self.is_program:
             return frozenset()
         read = meta.find_undeclared_variables(self._parsed())
@@ -86,7 +86,7 @@ class ChatTemplate:
     ) -> RenderedPrompt:
         """Return the prompt for `messages`; it ends where the answer begins, if `add_generation_prompt`.
 
-        `tools`: functions as in OpenAI's API. `variables`: more that the program may read, such as
+        `tools`: functions as in OpenAI's API. `variables`: others that the program may read, such as
         enable_thinking. `parse_special`: names of control tokens in all of these are these tokens, else text.
         Raises RefusedByTemplateError and BrokenTemplateError.
         """
@@ -182,18 +182,18 @@ def named_templates(keys: Iterable[str]) -> list[str]:
 
 
 def check_chat_template(given: str, keys: Iterable[str]) -> None:
-    """Raise UsageError if `given` is neither a named template of a file with these keys, nor can be read."""
+    """Raise UsageError if `given` is neither a named template of a file with these keys nor readable."""
     if given not in named_templates(keys):
         read_chat_template(given)
 
 
 def template_text(given: str) -> str:
-    """Return the text of a user's template, where it is a file, and else its name. Raises UsageError."""
+    """Return the text of a user's template if it is a file, else its name. Raises UsageError."""
     return read_chat_template(given) if Path(given).is_file() else given
 
 
 def read_chat_template(given: str) -> str:
-    """Return the template that a user names: a known form, a program in Jinja, or a file that holds one.
+    """Return the template that a user gives: a known form, a Jinja program, or a file that holds one.
 
     Raises UsageError.
     """
@@ -301,7 +301,7 @@ def _line_of(error: BaseException) -> int | None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return why a template failed, without Python's names of what it works with."""
+    """Return why a template failed, without Python's names of its values."""
     if isinstance(error, TypeError):
         return "a value is of the wrong kind"
     reason = " ".join(str(error).split()) or "it fails"
@@ -334,7 +334,7 @@ class Thinking(msgspec.Struct, frozen=True):
         return self.effort == "none" or self.budget == 0
 
     def variables(self, template: ChatTemplate) -> dict[str, Any]:
-        """The switches of `template`, as this sets them."""
+        """Return the switches of `template` with the values for this."""
         if self.effort is None and not self.is_off:
             return {}
         read = switches_of(template)
@@ -344,7 +344,7 @@ class Thinking(msgspec.Struct, frozen=True):
         return told
 
     def limit(self, template: ChatTemplate) -> int:
-        """The most tokens of a thought, as `Options.reasoning_budget` has it."""
+        """The most tokens of a thought, in the form of `Options.reasoning_budget`."""
         if self.is_off:
             return 0
         if self.budget is not None:

@@ -34,7 +34,7 @@ SERVED_PREFIXES = 256 << 20
 
 
 def read_addresses(text: str) -> tuple[str, ...]:
-    """Return the addresses of `--rpc`: HOST:PORT, a comma between two. Raises UsageError."""
+    """Return the addresses of `--rpc`: comma-separated HOST:PORT. Raises UsageError."""
     found = tuple(part.strip() for part in text.split(","))
     for address in found:
         host, _, port = address.rpartition(":")

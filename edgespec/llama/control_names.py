@@ -1,13 +1,13 @@
-"""Names of control tokens in the words of a message, which are text there and not these tokens.
+"""Names of control tokens within a message, where they are text and not these tokens.
 
 A chat template makes one string of its own parts and of what users, tools and models wrote. A message could
 end its turn and begin another's by writing the names of control tokens. So before the template runs, a mark
-is set into each such name of the messages; it goes through whatever the template does, and is taken out:
+is put into each such name in the messages; it survives whatever the template does, and is then removed:
 
     messages -> marked -> template -> `RenderedPrompt`: text, and where the marks were (`breaks`) -> tokens
 
 A piece of the prompt with a break, from one control token of the template's to the next, is tokenized as
-plain text. Without such names nothing is marked, and all is as it would be without this module.
+plain text. Without such names nothing is marked, and this module has no effect.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RenderedPrompt(str):
 
 
 class ModelText(str):
-    """Words of a message that are the model's own form: names of control tokens in them are these tokens."""
+    """Text of a message in the model's own form: names of control tokens in it are these tokens."""
 
     __slots__ = ()
 
@@ -71,7 +71,7 @@ class ControlNames:
     """The names of a vocabulary's control tokens."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        """Know `names`; one of a single character cannot be told from text, and is left alone."""
+        """Store `names`; one of a single character cannot be told from text, and is ignored."""
         self._names = frozenset(name for name in names if len(name) > 1)
         self._lengths = sorted({len(name) for name in self._names}, reverse=True)
         self._starts = re.compile("|".join(sorted({re.escape(name[:2]) for name in self._names})) or "(?!)")
@@ -82,7 +82,7 @@ class ControlNames:
         return text in self._names
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield where names stand in `text`: start and end, of names that begin alike the longest."""
+        """Yield start and end of each name in `text`; the longest, of names that begin alike."""
         at = 0
         while found := self._starts.search(text, at):
             at = found.start()
@@ -92,9 +92,9 @@ class ControlNames:
             at += n or 1
 
     def render(self, template: Callable[..., str], *words: Any) -> RenderedPrompt:  # noqa: ANN401 - JSON
-        """The text of `template` called with `words`, whose names of control tokens stay text.
+        """Return the text of `template` called with `words`, in which names of control tokens stay text.
 
-        `words`: what comes from outside, such as messages and tools: texts, and lists and mappings of them.
+        `words`: input from outside, such as messages and tools: texts, and lists and mappings of them.
         """
         texts = [text for value in words for text in _texts(value)]
         if not any(map(self._may_be_read, texts)):

@@ -1,4 +1,4 @@
-"""Read the metadata of GGUF files: their fields (keys with values) and tensors, and where these are.
+"""Read the metadata of GGUF files: fields (keys with values) and tensors, and their positions.
 
     file     = "GGUF", version, number of tensors, number of fields, fields, tensor infos, padding, data
     field    = key, type, value
@@ -6,8 +6,8 @@
 
 All numbers are little-endian, lengths have 8 bytes. The file is not trusted: whatever its bytes, the result
 is a `GGUF` with all offsets inside the metadata, or one line that says what is wrong. llama.cpp's own parser
-checks the file later, when the model is loaded; it takes twice as long, and does not tell where a field is or
-what follows a zero byte in a text.
+checks the file later, when the model is loaded; it takes twice as long, and does not report where a field is
+or what follows a zero byte in a text.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _quantize_chunk = foreign_function(
 
 
 def is_type(kind: int) -> bool:
-    """Whether ggml has a type `kind`. Call it first: the others read beyond ggml's table if there is none."""
+    """Whether ggml has a type `kind`. Check it first: others read beyond ggml's table for unknown types."""
     return 0 <= kind < llama.GGML_TYPE_COUNT and _traits(kind).contents.size > 0
 
 
@@ -455,7 +455,7 @@ _MAGICS = (
 
 
 def describe_file(start: bytes) -> str:
-    """The likely kind of a file that begins with `start` and, if possible, what to do."""
+    """Return the likely kind of a file that begins with `start` and, if possible, what to do."""
     for magic, description in _MAGICS:
         if start.startswith(magic):
             return description

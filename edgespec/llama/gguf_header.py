@@ -108,12 +108,12 @@ class GGUFHeader:
 
     @property
     def is_head(self) -> bool:
-        """Whether it is a draft head, which runs only beside its own target."""
+        """Whether it is a draft head, which runs only with its own target."""
         return any(key.startswith(HEAD_PREFIX) for key in self.gguf.fields)
 
     @property
     def is_embedder(self) -> bool:
-        """Whether it makes vectors or scores of texts, and writes none."""
+        """Whether it makes vectors or scores of texts instead of writing text."""
         return bool(_ENCODERS.search(self.architecture)) or self.pooling_type > 0 or not self.is_causal
 
     @property
@@ -131,7 +131,7 @@ class GGUFHeader:
 
     @property
     def has_snapshots(self) -> bool:
-        """Whether a pass can leave the state after each of its last tokens (rollback.py)."""
+        """Whether a pass can return the state after each of its last tokens (rollback.py)."""
         return self.architecture in SNAPSHOTS
 
     def kv_bytes(self, n_ctx: int) -> int:
@@ -328,7 +328,7 @@ def other_kind(header: GGUFHeader, *, or_embedder: bool = False) -> str:
 
 
 def _missing_part(header: GGUFHeader) -> str:
-    """The faults of a text-generating model: parts it lacks or has too many; "" for a whole one."""
+    """Return the faults of a text-generating model: missing or surplus parts; "" if there are none."""
     tensors, is_whole = header.gguf.tensors, header.split_count < 2
     if not tensors and is_whole:
         return "only a vocabulary, without a model's weights"
@@ -355,7 +355,7 @@ RESULTS = "architectures.json"
 
 
 class ArchitectureSupport(msgspec.Struct, frozen=True):
-    """The results of the check of an architecture: what works with it."""
+    """The results of checking an architecture: the features that work with it."""
 
     same_in_any_batch: bool
     """Whether the logits after a token are the same bits in batches of any size."""
@@ -385,13 +385,13 @@ def architecture_key(gguf_name: str, *, own_head: bool) -> str:
 
 @functools.cache
 def read_results() -> dict[str, ArchitectureSupport]:
-    """Return what was found out of each architecture (docs/models-supported.md), by its name."""
+    """Return the results for each architecture (docs/models-supported.md), by its name."""
     data = (files("edgespec.llama") / RESULTS).read_bytes()
     return msgspec.json.decode(data, type=dict[str, ArchitectureSupport])
 
 
 def architecture_support(header: GGUFHeader) -> ArchitectureSupport | None:
-    """The features that work with a model's architecture; None if it was never checked."""
+    """Return the features that work with a model's architecture; None if it was never checked."""
     return read_results().get(architecture_key(header.architecture, own_head=header.n_nextn > 0))
 
 
@@ -472,7 +472,7 @@ Integers = Callable[[str], tuple[int, ...]]
 
 
 def recurrent_layers(architecture: str, n_layer: int, integers: Integers) -> frozenset[int]:
-    """Return which of a model's layers keep a state."""
+    """Return which of a model's layers have a recurrent state."""
     layers = range(n_layer)
     if architecture in _EVERY_LAYER:
         return frozenset(layers)
@@ -499,7 +499,7 @@ def _of_each(values: tuple[int, ...], n_layer: int) -> tuple[int, ...]:
 
 
 def layer_state_bytes(n_embd: int, n_head: int, head_dim: int, integers: Integers) -> int:
-    """Return the bytes that one recurrent layer keeps of one text."""
+    """Return the bytes of one recurrent layer's state of one text."""
 
     def value(key: str, default: int = 0) -> int:
         return max(integers(key), default=default)

@@ -1,12 +1,12 @@
-"""The ways in which llama.cpp gives the hidden states of a pass.
+"""The ways in which llama.cpp returns the hidden states of a pass.
 
-    LAST_NORM   those after the last norm, by its public interface: it then computes the logits of all tokens
+    LAST_NORM   those after the last norm, by its public interface, which computes the logits of all tokens
     NEXTN       those from which a head in the model's own file continues, of all tokens, and as many
                 logits as were asked for; only architectures with such a head have them
     NEXTN_HEAD  those of the head itself; of tokens without logits some architectures have none, so that the
                 logits of all are asked for
-    of_kernels  those after any layers, side by side, from edgespec's kernels (kernels.py)
-    of_layers   what goes into some layers, side by side, for a head in a file of its own
+    of_kernels  those after any layers, concatenated, from edgespec's kernels (kernels.py)
+    of_layers   the inputs of some layers, concatenated, for a head in its own file
 
 The functions of all but LAST_NORM are declared in no public header, but in `llama-ext.h`, and exported under
 C++ names.
@@ -36,7 +36,7 @@ _CONTEXT = "P13llama_context"  # the type of its pointer, as C++ names have it
 
 
 class HiddenStates(msgspec.Struct, frozen=True):
-    """One way of getting hidden states out of a pass; which one the library has is found out once."""
+    """One way of getting hidden states out of a pass; which ones the library has is found out once."""
 
     ask: Callable[[Any, bool], object]
     """Takes a context, and whether the passes that follow keep hidden states."""
@@ -53,9 +53,9 @@ class HiddenStates(msgspec.Struct, frozen=True):
 
 
 def exported(name: str, arguments: str, restype: type | None, *argtypes: type) -> Callable[..., Any] | None:
-    """Return a function of the library that is exported under a C++ name; None where it is lacking.
+    """Return a function of the library that is exported under a C++ name; None if it is missing.
 
-    `arguments` are the types of its arguments as such names have them (Itanium C++ ABI, 5.1.5).
+    `arguments`: the types of its arguments as encoded in such names (Itanium C++ ABI, 5.1.5).
     """
     try:
         return backend.foreign_function(f"_Z{len(name)}{name}{arguments}", restype, *argtypes)
@@ -87,8 +87,8 @@ def of_layers(layers: Sequence[int], n_layers: int) -> HiddenStates | None:
     """Return the way to get the inputs of these layers of a model; None if the library lacks it.
 
     Layer `n_layers`, the number of the model's layers, stands for the state from which a head in its file
-    would continue, if that is the output of the last layer. The library ends the process for an architecture
-    that does not give them, or a missing layer.
+    would continue, if that is the output of the last layer. The library aborts for an architecture that does
+    not export them, or a missing layer.
     """
     keep = exported(
         "llama_set_embeddings_layer_inp",
@@ -121,7 +121,7 @@ def of_layers(layers: Sequence[int], n_layers: int) -> HiddenStates | None:
 
 
 def of_kernels(layers: Sequence[int], n_all_layers: int) -> HiddenStates:
-    """Return the way of a model on edgespec's kernels; a layer may be LAST_NORM_OUT."""
+    """Return the way for a model on edgespec's kernels; a layer may be LAST_NORM_OUT."""
     return HiddenStates(
         lambda _context, _wanted: None,
         lambda _context: (),
@@ -155,7 +155,7 @@ class Outputs:
     def __init__(self, context: llama.llama_context_p, model: Model, n_logits_max: int, n_batch: int) -> None:
         """Read from `context`, a context of `model`.
 
-        Its passes have at most `n_batch` tokens and give at most `n_logits_max` rows of logits.
+        Its passes have at most `n_batch` tokens and return at most `n_logits_max` rows of logits.
         """
         self._context, self._model = context, model
         self._n_logits_max, self._n_batch = n_logits_max, n_batch
@@ -168,7 +168,7 @@ class Outputs:
         self._kernel_states = _kernel_states(model)
 
     def ask(self, *, with_features: bool) -> None:
-        """Set for the passes that follow whether hidden states are kept."""
+        """Set whether later passes keep hidden states."""
         if with_features == self.with_features:
             return
         if not (self._asked and self._states.stays):
@@ -178,11 +178,11 @@ class Outputs:
 
     @property
     def all_logits(self) -> bool:
-        """Whether the passes that follow compute the logits of all of their tokens."""
+        """Whether later passes compute the logits of all their tokens."""
         return self.with_features and self._states.all_logits
 
     def keeping(self, parts: Sequence[SequenceTokens]) -> AbstractContextManager[None]:
-        """The context manager of a pass over these parts, so that edgespec's kernels leave what is wanted."""
+        """Return a context manager for a pass in which edgespec's kernels keep the wanted states."""
         states = self._kernel_states
         if states is None:
             return nullcontext()
@@ -196,7 +196,7 @@ class Outputs:
     def last_states(self, n_logits: int) -> Features | None:
         """Return the hidden states of the last pass's `n_logits` tokens with logits.
 
-        None where they were not wanted, or edgespec's kernels do not leave them.
+        None if they were not wanted, or edgespec's kernels do not keep them.
         """
         states = self._kernel_states
         rows = states.rows() if states else None
@@ -239,7 +239,7 @@ class Outputs:
 
 
 def _kernel_states(model: Model) -> KernelStates | None:
-    """The reader of the hidden states that edgespec's kernels leave; None: other kernels run `model`."""
+    """Return the reader of hidden states kept by edgespec's kernels; None: other kernels run `model`."""
     plugin = model.plugin if model.remote is None else None
     ways = model.hidden_states
     layers = ways.kernel_layers or ((LAST_NORM_OUT,) if ways is LAST_NORM else ())
@@ -250,6 +250,6 @@ def _kernel_states(model: Model) -> KernelStates | None:
 
 
 def _view(address: int, n_rows: int, width: int) -> Rows:
-    """Return rows at `address`. They are as many as a pass can have; only those it had are ever read."""
+    """Return the rows at `address`, shape (n_rows, width), of which only written ones are read."""
     buffer = (ctypes.c_float * (n_rows * width)).from_address(address)
     return np.frombuffer(memoryview(buffer), np.float32).reshape(n_rows, width)

@@ -1,4 +1,4 @@
-"""Time the kernels alone, over weights that come from memory, and the hardware limits: reading, arithmetic.
+"""Time the kernels alone, over weights in memory, and the hardware's limits: reading, arithmetic.
 
 `WeightStream` is the plugin's C interface for this (csrc/kernels/timing.cpp). ggml is not loaded.
 """
@@ -52,10 +52,10 @@ class CMatrixShape(ctypes.Structure):
 
 
 def beyond_caches() -> int:
-    """Return the size of a stream so large that no cache holds any of it on the next round.
+    """Return a stream size at which no cache still holds any of the stream on the next round.
 
     Four times their size is too little: prefetching into level 2 then seems up to 10 % faster than with
-    a model, because the last level still holds some of it on the next round. Of a cache of a server, which
+    a model, because the last level still holds some of it on the next round. For a server's cache, which
     others fill too, twice the size is enough.
     """
     cache = cache_bytes()

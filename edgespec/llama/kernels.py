@@ -1,6 +1,6 @@
 """The verify kernels: edgespec's own plugin for ggml, and the checks before it is loaded.
 
-    EDGESPEC_KERNELS=off, no plugin, not for this processor, self-test not passed, refused by ggml
+    EDGESPEC_KERNELS=off, no plugin, another processor, self-test not passed, refused by ggml
       -> stock kernels, and `Kernels.reason` says why in one line
     else
       -> `ggml_backend_load`, once per process: models loaded from then on are packed for it
@@ -121,7 +121,7 @@ class Plugin:
 
     @contextmanager
     def mapping(self, file: int, offset: int, size: int) -> Iterator[None]:
-        """While entered, packed weights of `size` bytes are those of a file from `offset` on."""
+        """Inside the block, packed weights of `size` bytes are mapped from a file at `offset`."""
         self._map(file, offset, size)
         try:
             yield
@@ -130,9 +130,9 @@ class Plugin:
 
     @contextmanager
     def last_logits(self, n: int) -> Iterator[None]:
-        """While entered, passes made on this thread compute the logits of their last `n` tokens only.
+        """Inside the block, passes on this thread compute the logits of only their last `n` tokens.
 
-        Where the library would compute those of more tokens, their rows hold anything.
+        The rows of other tokens, which the library would compute, are undefined.
         """
         self._want_logits(n)
         try:
@@ -280,7 +280,7 @@ class WeightPacking:
         return self._plugin is not None and self._plugin.n_packed() > self._start
 
     def mapping(self, file: int, offset: int, size: int) -> AbstractContextManager[None]:
-        """Return a context in which packed weights of `size` bytes are those of a file from `offset` on."""
+        """Return a context in which packed weights of `size` bytes are mapped from a file at `offset`."""
         return self._plugin.mapping(file, offset, size) if self._plugin else nullcontext()
 
     def restart(self) -> None:
@@ -294,7 +294,7 @@ class WeightPacking:
 
 @contextmanager
 def packing(wanted: bool) -> Iterator[WeightPacking]:
-    """Load one model inside the block: packed if `wanted` and the kernels can be used, else as stock."""
+    """Load one model inside the block: packed if `wanted` and the kernels are available, else unpacked."""
     with _lock:
         loaded = load() if wanted else _loaded
         plugin = loaded.plugin if loaded else None
@@ -308,9 +308,9 @@ def _text(value: bytes | None) -> str:
 
 
 def memory_bandwidth(loaded: Kernels, n_threads: int) -> float | None:
-    """Return the bytes a second that `n_threads` threads read of memory, measured in a second.
+    """Return the bytes a second that `n_threads` threads read from memory, measured for a second.
 
-    None where there is too little memory to measure with.
+    None if there is too little memory for measuring.
     """
     size = beyond_caches()
     if size > (available_bytes() or 0) / 4:
@@ -325,7 +325,7 @@ def memory_bandwidth(loaded: Kernels, n_threads: int) -> float | None:
 
 
 def _fastest(read: Callable[[], float]) -> float:
-    """Return the fewest seconds that `read` returns in several short runs: other programs only add some."""
+    """Return the fewest seconds that `read` takes in several short runs: other programs only add time."""
     times: list[float] = []
     for run in range(_RUNS):
         time.sleep(_PAUSE_S if run else 0.0)
@@ -370,7 +370,7 @@ class _CHidden(ctypes.Structure):
 
 
 def needs_logits(layers: Sequence[int], n_all_layers: int) -> bool:
-    """Whether only tokens whose logits are computed have a state of one of these layers."""
+    """Whether one of these layers has states only of tokens whose logits are computed."""
     return any(layer in (LAST_NORM_OUT, n_all_layers - 1) for layer in layers)
 
 
@@ -380,7 +380,7 @@ class KernelStates:
     def __init__(self, plugin: Plugin, layers: Sequence[int], n_all_layers: int, width: int) -> None:
         """Prepare for the states after `layers` (from 0, or LAST_NORM_OUT), each of `width` numbers.
 
-        Raises ValueError for layers that the model of `n_all_layers` lacks, for none and for too many.
+        Raises ValueError for no layers, too many, and layers that the model of `n_all_layers` lacks.
         """
         if not 1 <= len(layers) <= MOST_LAYERS or not all(-1 <= layer < n_all_layers for layer in layers):
             raise ValueError(f"hidden states of layers {list(layers)}, of {n_all_layers}")
@@ -395,9 +395,9 @@ class KernelStates:
 
     @contextmanager
     def keeping(self, wanted: npt.NDArray[np.bool_]) -> Iterator[None]:
-        """While entered, one pass over as many tokens as `wanted` has on this thread leaves their states.
+        """Inside the block, one pass on this thread, over as many tokens as `wanted` has, keeps their states.
 
-        Where `needs_logits`, the wanted tokens must be those whose logits are asked for.
+        With `needs_logits`, the wanted tokens must be those whose logits are asked for.
         """
         n = int(np.count_nonzero(wanted))
         if n > len(self._rows):
@@ -439,7 +439,7 @@ class KernelCoverage(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Bytes that they take, of all."""
+        """Their share of all bytes, 0 to 1."""
         return self.packed / self.total if self.total else 0.0
 
 
@@ -452,7 +452,7 @@ def multiplied(tensors: Iterable[TensorInfo]) -> list[MatrixShape]:
 
 
 def kernel_coverage(matrices: Iterable[MatrixShape]) -> KernelCoverage | None:
-    """Return the kernels' share of these matrices; None if there are none, or not for this processor."""
+    """Return the kernels' share of these matrices; None without kernels for this processor."""
     packed_bytes = _asks_plugin()
     if packed_bytes is None:
         return None
@@ -470,7 +470,7 @@ def kernel_coverage(matrices: Iterable[MatrixShape]) -> KernelCoverage | None:
 
 
 def packing_growth(matrices: Iterable[MatrixShape]) -> int:
-    """Return how many bytes more these take in memory than in the file, once packed; 0 without the kernels.
+    """Return how many more bytes these take in memory, once packed, than in the file; 0 without the kernels.
 
     Types below two bits are packed as whole numbers, which take up to twice the bytes of their codes.
     """
@@ -487,7 +487,7 @@ def packing_growth(matrices: Iterable[MatrixShape]) -> int:
 
 @functools.cache
 def _asks_plugin() -> Callable[[MatrixShape], int] | None:
-    """The function that tells a matrix's packed bytes, -1 for none; the plugin does not join ggml for it."""
+    """Return the function that gives a matrix's packed bytes, -1 for none; the plugin need not join ggml."""
     try:
         library = ctypes.CDLL(str(plugin_path()))
         ask, isa = library.es_kernels_packed_bytes, library.es_kernels_isa

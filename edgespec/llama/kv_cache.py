@@ -1,6 +1,6 @@
 """A llama_context whose KV cache several sequences share, and its forward passes over tokens of them.
 
-A tree of tokens may end those of a sequence; only its trunk stays. rollback.py takes tokens back.
+A sequence's tokens may end with a tree, of which only the trunk stays. rollback.py rewinds sequences.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ _NO_SLOT, _ABORTED, _BAD_INPUT = 1, 2, -1  # of llama_decode
 
 
 class CacheFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it
-    """The cache has no cells left for a pass; nothing of it was kept."""
+    """The cache has no cells left for a pass, which changed nothing."""
 
 
 class KVCache(Closing):
     """A context of a model and the sequences in its cache. A context manager.
 
-    The library is always asked for the number of cached tokens: a second count could become wrong when Ctrl-C
-    lands between two lines. A cache keeps its model alive. Two threads must not use it at once.
+    The library is always asked for the number of cached tokens: a second count could become wrong if Ctrl-C
+    came between two lines. A cache keeps its model alive. Two threads must not use it at once.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class KVCache(Closing):
     ) -> None:
         """Make a context; arguments as for `Session`.
 
-        `takes_inputs`: each part of a pass brings the rows that the first layer takes for its tokens.
+        `takes_inputs`: each part of a pass has the rows that the first layer reads for its tokens.
         Raises EdgespecError if it cannot be created, or the model cannot share it between sequences.
         """
         self.model, self.interrupt = model, interrupt
@@ -165,18 +165,18 @@ class KVCache(Closing):
 
     @property
     def cuts_anywhere(self) -> bool:
-        """Whether a sequence of it can be cut to any length, however long ago that was."""
+        """Whether its sequences can be cut to any length, however long ago that was."""
         return not self.model.keeps_state and llama.llama_model_n_swa(self.model.handle) == 0
 
     @property
     def context(self) -> llama.llama_context_p:
-        """The library's pointer, for what this class does not do."""
+        """The library's pointer, for functions that this class lacks."""
         self.require_open()
         return self._context
 
     @property
     def rollback(self) -> Rollback:
-        """The part of the cache that takes tokens of sequences back."""
+        """The part of the cache that rewinds sequences."""
         self.require_open()
         return self._rollback
 
@@ -188,15 +188,15 @@ class KVCache(Closing):
     # ---- passes ----
 
     def forward(self, parts: Sequence[SequenceTokens]) -> list[ForwardResult]:
-        """Append each part to its sequence in one pass; return what `Session.eval` does, for each.
+        """Append each part to its sequence in one pass; return for each what `Session.eval` returns.
 
-        The rows are valid until the next pass or `close`. Only a part that comes alone may have more than
-        `n_batch` tokens: it takes several passes. Hidden states are left of all tokens if one part wants
+        The rows are valid until the next pass or `close`. Only a single part may have more than
+        `n_batch` tokens: it takes several passes. Hidden states are kept of all tokens if one part wants
         them; with `all_logits` these count as rows of logits, of which there are at most `n_logits_max`
-        (edgespec's kernels compute only those that are wanted of a part that comes alone).
-        A failed or interrupted pass leaves all sequences as they were before the call; of a model that keeps
-        a state one may also end with tokens of its part before the tree, or become empty. Raises CacheFull,
-        EdgespecError if the model has no hidden states to give, and as `Session.eval`.
+        (for a single part edgespec's kernels compute only the wanted ones).
+        A failed or interrupted pass leaves all sequences as they were before the call; with a recurrent
+        state one may also end with tokens of its part before the tree, or become empty. Raises CacheFull,
+        EdgespecError if the model cannot return hidden states, and as `Session.eval`.
         """
         self.require_open()
         started = time.perf_counter()
@@ -266,7 +266,7 @@ class KVCache(Closing):
         session.note(n_past, part.tokens)  # of a tree the trunk is first; `written` cuts
 
     def _branches(self, parents: Sequence[int], n_logits: int) -> Branches | None:
-        """Return a tree whose parents are these; None for a chain."""
+        """Return the tree with these parents; None for a chain."""
         n_nodes = len(parents)
         if n_logits != n_nodes + 1:
             raise ValueError(f"n_logits {n_logits} with a tree of {n_nodes} nodes")
@@ -282,7 +282,7 @@ class KVCache(Closing):
         return branches
 
     def _sections(self, part: SequenceTokens) -> Iterator[list[SequenceTokens]]:
-        """Yield the part of each pass, of a part of more than `n_batch` tokens that comes alone."""
+        """Yield the sections, one per pass, of a single part of more than `n_batch` tokens."""
         start, n_tokens = 0, len(part.tokens)
         while start < n_tokens:
             left = n_tokens - start
@@ -307,7 +307,7 @@ class KVCache(Closing):
         self._rollback.drop_trees(parts)
 
     def _listen(self, wanted: bool) -> None:
-        """Let the interrupt break off the passes that follow, or not."""
+        """Set whether the interrupt may break off later passes."""
         if wanted == self._listens or not self.interrupt:
             return
         self._listens = wanted
@@ -316,11 +316,11 @@ class KVCache(Closing):
         llama.llama_set_abort_callback(self._context, callback, ctypes.c_void_p(data))
 
     def _run(self, n_outputs: int, n_wanted: int) -> None:
-        """Make the pass of the input.
+        """Run the pass over the input.
 
-        Of `n_outputs` tokens the library computes logits; where edgespec's kernels can, only the last
-        `n_wanted` are: the others are asked for because of hidden states. Raises CacheFull, KeyboardInterrupt
-        if the interrupt broke it off, and EdgespecError.
+        The library computes logits of `n_outputs` tokens; edgespec's kernels, if they can, compute only the
+        last `n_wanted`, as the others are asked for because of hidden states. Raises CacheFull,
+        KeyboardInterrupt if the interrupt broke it off, and EdgespecError.
         """
         batch = self._input.struct
         only_wanted = (
@@ -388,9 +388,9 @@ def create_context(  # noqa: PLR0913 - sizes, each by its name
 ) -> llama.llama_context_p:
     """Return a context of `n_ctx` tokens for `n_sequences` sequences; the caller frees it.
 
-    `n_batch`: most tokens of a pass. `n_logits_max`: most rows of logits. `n_snapshots`: earlier states that
-    the last pass leaves of each sequence, where a model keeps a state. `pooling`: the library's number, for a
-    context that gives hidden states pooled so. `on_operation`: a
+    `n_batch`: most tokens of a pass. `n_logits_max`: most rows of logits. `n_snapshots`: earlier recurrent
+    states of each sequence that the last pass keeps. `pooling`: the library's number, for a context that
+    returns pooled hidden states. `on_operation`: a
     `ggml_backend_sched_eval_callback`, kept by the caller. Raises EdgespecError if the library fails.
     """
     if n_threads < 1:
@@ -471,8 +471,8 @@ class Batch:
     ) -> None:
         """Prepare passes of up to `n_batch` tokens of up to `n_sequences` sequences.
 
-        `takes_inputs`: each pass brings the rows of its tokens, `n_embd` wide. `with_tokens`: they come
-        beside the tokens, not in their place; `tokens_alone`: or a pass is of the one or the other.
+        `takes_inputs`: each pass has input rows, `n_embd` wide, instead of tokens; `with_tokens`: as well as
+        tokens; `tokens_alone`: a pass has either.
         """
         self._n_embd, self._takes_rows, self._tokens_alone = n_embd, takes_inputs, tokens_alone
         # For rows in place of tokens some models read that many positions; what counts is the first.
@@ -504,10 +504,9 @@ class Batch:
         return ctypes.c_void_p.from_buffer(self.struct, field.offset)
 
     def fill(self, parts: Sequence[SequenceTokens], *, all_logits: bool) -> int:
-        """Describe a pass of these parts; return of how many tokens it computes the logits.
+        """Describe a pass over these parts; return for how many tokens it computes logits.
 
-        The leaves below a node have successive places among the part's sequences, so that the node's own are
-        a slice of them.
+        The leaves below a node are adjacent among the part's sequences, so its own are a slice of them.
         """
         address, size = self._numbers.buffer_info()[0], self._numbers.itemsize
         at = n_numbers = n_outputs = 0

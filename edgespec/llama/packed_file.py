@@ -5,10 +5,10 @@
             magic, {"tensors": [...], "size": ...}, a line    from the beginning
             the buffer of packed weights, as in memory        from 2 MiB on
 
-A file is synced before it gets its name: no process maps half of one. Its time of change is set to the year
-2000, so that one to which anything was written since is known without reading it. What a disk changed by
-itself is known by the checksum, which is compared while the first text is written (`WeightCheck`). A file
-that is not in the page cache is not waited for: packing is about as fast as a good disk.
+A file is synced before it gets its name: no process maps half of one. Its modification time is set to the
+year 2000, so that later writes are noticed without reading it. Corruption on the disk is noticed by the
+checksum, which is compared while the first text is written (`WeightCheck`). A file that is not in the page
+cache is not waited for: packing is about as fast as a good disk.
 """
 
 from __future__ import annotations
@@ -99,14 +99,14 @@ def _folder(magic: bytes = _MAGIC) -> BoundedFolder:
 
 
 class PackedFile(msgspec.Struct, frozen=True):
-    """The place where a model's packed weights are kept, or would be."""
+    """The file that holds a model's packed weights, or would hold them."""
 
     folder: BoundedFolder
     name: str
 
     @contextmanager
     def opened(self) -> Iterator[MappableWeights | None]:
-        """Yield the weights; None if there are none to be used. What was mapped stays after the block."""
+        """Yield the weights; None if there are no usable ones. Mappings remain after the block."""
         found = None
         with ExitStack() as stack:
             with suppress(OSError):
@@ -124,7 +124,7 @@ class PackedFile(msgspec.Struct, frozen=True):
         return False
 
     def discard(self) -> None:
-        """Delete the file, which cannot be used."""
+        """Delete the unusable file."""
         self.folder.delete(self.name)
 
     def start_writing(
@@ -135,7 +135,7 @@ class PackedFile(msgspec.Struct, frozen=True):
         on_message: MessageFn,
         idle: IdleTime,
     ) -> Thread | None:
-        """Begin to write `tensors`, which must stay in memory until the thread has ended, as `owner` does.
+        """Begin to write `tensors`; the thread keeps `owner`, and so their memory, until it ends.
 
         None if nothing is to be written. `on_message` takes a line that says what is kept, or why not.
         It is written in `idle` time; once all time is idle, `interrupt` ends it. An existing file that is
@@ -212,11 +212,11 @@ Condition = Literal["unknown", "sound", "damaged"]
 class WeightCheck:
     """The comparison of mapped weights with their checksum, in a thread.
 
-    A damaged file is deleted, and the weights in memory are packed anew. What was computed before is wrong.
+    A damaged file is deleted, and the weights in memory are packed again. Earlier results are wrong.
     """
 
     def __init__(self, file: PackedFile, weights: MappableWeights, repair: Callable[[], None]) -> None:
-        """Begin; `repair` packs the weights anew. It raises EdgespecError if it cannot."""
+        """Begin; `repair` packs the weights again, or raises EdgespecError."""
         self._file, self._weights, self._repair = file, weights, repair
         self._mapped = mmap.mmap(weights.file, weights.offset + weights.size, access=mmap.ACCESS_READ)
         self._is_stopped = False
@@ -226,13 +226,13 @@ class WeightCheck:
         self._thread.start()
 
     def condition(self, *, wait: bool) -> Condition:
-        """Return what is known of the weights; of damaged ones, once they are packed anew."""
+        """Return the known condition of the weights; for damaged ones, once they are packed again."""
         if wait or self._condition == "damaged":
             self._thread.join()
         return self._condition
 
     def accept(self) -> str:
-        """Take the weights as sound: nothing is left of what was computed before they were packed anew.
+        """Treat the weights as intact: nothing computed before they were packed again is left.
 
         Returns a line for the user. Raises EdgespecError if they could not be packed.
         """
@@ -289,9 +289,9 @@ def is_wanted() -> bool:
 
 
 def packed_file(header: GGUFHeader, isa: str, build: str, part: str) -> PackedFile | None:
-    """Return the place of a model's packed weights; None if none are wanted, or its file cannot be read.
+    """Return the file for a model's packed weights; None if unwanted, or if the model's file cannot be read.
 
-    `build`: a hash of all that packs, "" if it is not known. `part`: which of the file's weights are loaded.
+    `build`: a hash of the packing code, "" if unknown. `part`: which of the file's weights are loaded.
     """
     if not build or header.file_bytes < LEAST_BYTES or not is_wanted():
         return None
@@ -305,7 +305,7 @@ def packed_file(header: GGUFHeader, isa: str, build: str, part: str) -> PackedFi
 
 
 def _read(file: int) -> _Contents | None:
-    """The file's description of itself; None if it is damaged."""
+    """Return the header of the file; None if it is damaged."""
     found = os.fstat(file)
     os.posix_fadvise(file, 0, _DATA_AT, os.POSIX_FADV_RANDOM)  # reads no more than is asked for
     start = os.pread(file, _DATA_AT, 0)
@@ -323,7 +323,7 @@ def _read(file: int) -> _Contents | None:
 
 
 def _span(tensors: Sequence[PackedTensor]) -> int:
-    """Return the bytes of the buffer that holds exactly `tensors`; 0 if they lie in several."""
+    """Return the size of the buffer that holds exactly `tensors`; 0 if they lie in several."""
     padded = [-(-one.bytes // _ALIGNMENT) * _ALIGNMENT for one in tensors]
     places = sorted((one.address, one.offset, n) for one, n in zip(tensors, padded, strict=True))
     at = 0
@@ -357,7 +357,7 @@ def _write(file: int, tensors: Sequence[PackedTensor], size: int, may_go_on: Cal
 
 
 def _started(work: Callable[[], None], owner: object) -> Thread:
-    """Start a thread, which the program's end waits for; `owner` lives as long."""
+    """Start a thread, for which the program waits at its end; it keeps `owner` alive."""
     thread = Thread(target=lambda _owner: work(), args=(owner,), name="packed-weights")
     thread.start()
     return thread

@@ -1,4 +1,4 @@
-"""States of prompts on disk: what was read is written there, and a later process continues from it.
+"""Prompt states on disk: the states of read prompts are stored, and a later process continues from them.
 
     FOLDER/                                      0700
         MODEL-TOKENS.state                       0600, a sequence
@@ -6,13 +6,13 @@
             the states, as llama.cpp writes them
             the header: tokens, sizes of states      JSON
 
-What deletes the oldest, and what else lies in the folder: platform/kept.py.
+platform/kept.py deletes the oldest, and describes the folder's other files.
 
-A sequence is written when it leaves memory, and at the end. A prompt that begins like it takes all of it, and
-the rest is cut off. A recurrent state, and a sliding window, cannot be cut: copies of earlier ones follow.
+A sequence is written when it leaves memory, and at the end. A prompt with a common prefix loads all of it and
+cuts off the rest. A recurrent state, and a sliding window, cannot be cut: copies of earlier ones follow.
 
 MODEL is a hash of all that the bits depend on (`model_key`), TOKENS one of all tokens. So a name stands for
-one content, whoever writes it.
+one content, whichever process writes it.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class StateFolder:
         return _StoredSequence(name, tokens, header.states)
 
     def states(self, stored: _StoredSequence) -> list[State]:
-        """Return the states of a sequence, mapped; none where one is damaged, and the file is deleted."""
+        """Return the states of a sequence, mapped; if one is damaged, return none and delete the file."""
         try:
             with self._folder.opened(stored.name) as file:
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
@@ -140,7 +140,7 @@ class StateFolder:
         return found
 
     def _give_up(self, name: str, error: DamagedFileError | OSError) -> None:
-        """Delete a damaged file; one that is gone needs no word."""
+        """Delete a damaged file, with a message unless it is gone already."""
         path = self._path / name
         self._known.pop(name, None)
         if isinstance(error, DamagedFileError):
@@ -162,7 +162,7 @@ class StateFolder:
         n_bytes: int,
         replaced: Sequence[_StoredSequence] = (),
     ) -> None:
-        """Write a sequence in the place of those `replaced`.
+        """Write a sequence, which replaces those in `replaced`.
 
         `states`: each with its number of tokens, about `n_bytes` in all.
         """
@@ -203,10 +203,10 @@ def _name(model: str, tokens: array[int]) -> str:
 
 
 def model_key(model: Model, sha256: str, *, n_ctx: int, n_threads: int) -> str:
-    """Return a hash of all that the bits of a model's cache depend on; "" if that is not known.
+    """Return a hash of all that the bits of a model's cache depend on; "" if that is unknown.
 
-    `sha256`: of the model's file, or of each part. Beside it: the libraries, the kernels, the processor, the
-    type of the cache, and the positions' scheme where it depends on the context, `n_ctx` tokens. llama.cpp's
+    `sha256`: of the model's file, or of each part. Also hashed: the libraries, the kernels, the processor,
+    the type of the cache, and the position scheme if it depends on the context, `n_ctx` tokens. llama.cpp's
     own kernels may divide a sum among `n_threads`.
     """
     kernels = load_kernels() if model.uses_kernels else None
@@ -244,7 +244,7 @@ class PromptStates:
     def extend(self, session: Session, tokens: Sequence[int], make_room: Callable[[int], bool]) -> None:
         """Extend `session`, which holds the beginning of `tokens`, by what is on disk.
 
-        At most with all but the last of `tokens`. `make_room` frees cells, and returns whether it could.
+        At most to all but the last of `tokens`. `make_room` frees cells, and returns whether it could.
         """
         n_before, wanted = session.n_past, as_ints(tokens)[:-1]
         if len(wanted) - n_before < LEAST:
@@ -269,9 +269,9 @@ class PromptStates:
             self._folder.on_message(f"restored {n:,} tokens from disk in {seconds:.2f} s")
 
     def save(self, session: Session) -> None:
-        """Write a sequence in the place of those that it begins with.
+        """Write a sequence, which replaces those that are its prefixes.
 
-        Not one that another on disk begins with, nor where the weights are not known to be sound.
+        It is not written if it is itself a prefix of one on disk, or the weights may be damaged.
         """
         tokens = session.written[:]
         if len(tokens) < LEAST or self._cache.model.condition(wait=True) != "sound":

@@ -80,9 +80,9 @@ def quantize(
 
     `pure` gives every tensor the same type instead of llama.cpp's mixture. `n_threads` 0 means all
     processors. `importance`: of the columns of each matrix. `on_progress` takes the number of
-    the next tensor and their total; an exception from it ends the work. `dst` appears complete or not at all,
+    the next tensor and the total; an exception from it ends the work. `dst` appears complete or not at all,
     also on Ctrl-C; an older file is replaced.
-    Raises UsageError for an unknown type, for `src == dst`, and where a type asks for an importance and has
+    Raises UsageError for an unknown type, for `src == dst`, and if a type needs an importance and there is
     none; EdgespecError when the library fails.
     """
     if type_name not in QUANT_TYPES:

@@ -1,9 +1,9 @@
-"""How the sequences of a cache take tokens back: the only place that knows what kind of model it is.
+"""How the sequences of a cache are rewound: the only place that distinguishes kinds of models.
 
-    Rollback   a model that only attends has a cell for each token: those of the last tokens are freed
-    States     a recurrent or hybrid model keeps a state that every token changes (below)
+    Rollback   a model with only attention has a cell for each token: those of the last tokens are freed
+    States     a recurrent or hybrid model has a state that every token changes (below)
 
-A sequence is a sequence of llama.cpp. What takes tokens back may need more of them, beside the sequences':
+A sequence is a sequence of llama.cpp. Rewinding may need spare ones in addition:
 
     sequence   0 .. n_sequences - 1           the sequences
                n_sequences .. + n_spare - 1   spare ones: leaves of trees, or earlier states
@@ -31,12 +31,12 @@ MAX_SEQUENCES = 256
 
 
 def bytes_of(state: State) -> ctypes._Pointer[ctypes.c_uint8]:
-    """Return the buffer of a copy, as the library takes it."""
+    """Return the buffer of a copy in the library's form."""
     return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 class RollbackSize(msgspec.Struct, frozen=True):
-    """Room that a cache sets aside to take tokens back where a model keeps a state; others need none."""
+    """Room that a cache reserves for rewinding a model with a recurrent state; others need none."""
 
     n_snapshots: int = 0
     """Tokens of one pass that can be taken back at once; only where the library keeps snapshots, else 0."""
@@ -48,7 +48,7 @@ class RollbackSize(msgspec.Struct, frozen=True):
     """Sequences that are only kept, and so need no marks."""
 
     def marks_each(self, n_sequences: int) -> int:
-        """Return how many marks each text under way has, of `n_sequences` with those that are kept."""
+        """Return how many marks each text under way has; `n_sequences` include kept ones."""
         n_running = max(1, n_sequences - self.n_kept)
         return 0 if self.n_snapshots else min(self.n_marks, (MAX_SEQUENCES - n_sequences) // n_running)
 
@@ -59,7 +59,7 @@ class RollbackSize(msgspec.Struct, frozen=True):
 
 
 class Rollback:
-    """Takes tokens back, for all sequences of a cache; a tree's leaves share the cells before it."""
+    """Rewinds the sequences of a cache; a tree's leaves share the cells before it."""
 
     n_snapshots = 0
     """Snapshots that the library must keep of each sequence."""
@@ -70,7 +70,7 @@ class Rollback:
     _memory: object
 
     def __init__(self, n_sequences: int, n_leaves: int = 1) -> None:
-        """Serve trees of up to `n_leaves` leaves in a pass: a spare sequence for each but the trunk."""
+        """Serve trees of up to `n_leaves` leaves per pass: a spare sequence for each but the trunk's."""
         self._n_sequences = n_sequences
         self.n_spare = n_leaves - 1
         """Sequences that it needs beside the sequences'."""
@@ -90,13 +90,13 @@ class Rollback:
         return bool(llama.llama_memory_seq_rm(self._memory, sequence, n_keep or -1, -1))
 
     def n_dropped(self, sequence: int) -> int:
-        """Return how many of a sequence's first tokens are not in the cache any more."""
+        """Return how many of a sequence's first tokens are no longer in the cache."""
         return max(0, int(llama.llama_memory_seq_pos_min(self._memory, sequence)))
 
     def drop_first(self, sequence: int, n_tokens: int) -> bool:
-        """Free the cells of the first `n_tokens` of more; return whether that can be done.
+        """Free the cells of the first `n_tokens`, but not of all; return whether that is possible.
 
-        Those that remain keep their positions. What follows attends only to them.
+        The others keep their positions, and later tokens attend only to them.
         """
         sides = (self._n_sequences + i for i, owner in enumerate(self._sides) if owner == sequence)
         removed = [llama.llama_memory_seq_rm(self._memory, one, 0, n_tokens) for one in (sequence, *sides)]
@@ -120,9 +120,9 @@ class Rollback:
         return n_keep
 
     def share(self, source: int, sequence: int, n_tokens: int) -> int:
-        """Let the empty sequence `sequence` begin as `source` does; return with how many tokens.
+        """Let the empty `sequence` share the first tokens of `source`; return how many.
 
-        With the first `n_tokens`, or the next possible number below: none, if the first are gone.
+        They are the first `n_tokens`, or the next possible number below: none, if the first are gone.
         """
         if self.n_dropped(source):
             return 0
@@ -141,17 +141,16 @@ class Rollback:
             self._drop_branches()
 
     def begin_pass(self, parts: Sequence[SequenceTokens]) -> bool:
-        """Note that one of these passes begins; return whether it may be broken off in its middle."""
+        """Note that one of these passes begins; return whether it may be interrupted in its middle."""
         return True
 
     def break_off(self) -> None:
-        """Note that the pass under way ended in its middle."""
+        """Note that the pass under way was interrupted."""
 
     def undo(self, parts: Sequence[SequenceTokens]) -> None:
-        """Make sequences as they were before passes that added this, all of it or a part.
+        """Restore the sequences to the state before passes that appended these parts, wholly or partly.
 
-        If that is impossible, a sequence may end with the first of the tokens that were to stay, or
-        become empty.
+        If that is impossible, a sequence may end with the first of the tokens to be kept, or become empty.
         """
         for part in parts:
             self.cut(part.sequence, part.n_past)
@@ -163,8 +162,8 @@ class Rollback:
     def side(self, sequence: int, i: int, n_past: int) -> int:
         """Let spare sequence `i` share all of a sequence of `n_past` tokens; return its number.
 
-        It keeps sharing between trees: sharing and dropping 2000 cells takes 0.13 ms per sequence; sharing
-        only those new since the last tree takes 5 us.
+        The sharing continues between trees: sharing and dropping 2000 cells takes 0.13 ms per sequence,
+        sharing only the new ones since the last tree 5 us.
         """
         if i >= self.n_spare:
             raise ValueError(f"trees of more than {self.n_spare + 1} leaves in one pass")
@@ -178,7 +177,7 @@ class Rollback:
         return side
 
     def drop_trees(self, parts: Sequence[SequenceTokens]) -> None:
-        """Drop of the trees that were evaluated all beside their trunks."""
+        """Drop all of the evaluated trees except their trunks."""
         if self._has_branches:
             for part in parts:
                 for side in part.leaves:
@@ -194,17 +193,17 @@ class Rollback:
     # ---- earlier places to continue from: where a model only attends, all are ----
 
     def stop_before(self, sequence: int, n_past: int, n_tokens: int) -> int:
-        """Return how many of `n_tokens` that are to be read to read first."""
+        """Return how many of the next `n_tokens` to read in the first pass."""
         return n_tokens
 
     def checkpoint(self, sequence: int) -> None:
-        """Make it possible for `cut` to go back to where a sequence is now, whatever it reads."""
+        """Make sure that `cut` can go back to a sequence's present length, whatever it reads."""
 
     def checkpoint_at(self, sequence: int, places: Sequence[int]) -> None:
-        """Make it possible for `cut` to go back to these numbers of tokens, once they are read."""
+        """Make sure that `cut` can go back to these lengths, once they are read."""
 
     def rest(self, sequence: int) -> None:
-        """Free what only a sequence under way needs; this one is kept as it is."""
+        """Free what only a sequence under way needs; this one ended and is kept."""
 
     def copies(self, sequence: int) -> dict[int, State]:
         """Return the kept states of a sequence by their number of tokens, for `adopt`."""
@@ -259,10 +258,10 @@ class _SequenceStates(msgspec.Struct):
 
 
 class States(Rollback):
-    """Takes tokens back by copies of states, where a model keeps no cell for each token."""
+    """Rewinds by copies of states, for models without a cell for each token."""
 
     def __init__(self, n_sequences: int, size: RollbackSize, *, has_snapshots: bool) -> None:
-        """`has_snapshots`: whether the library keeps them for this architecture."""
+        """`has_snapshots`: whether the library keeps snapshots for this architecture."""
         super().__init__(n_sequences)
         if not has_snapshots:
             size = replace(size, n_snapshots=0)
@@ -287,7 +286,7 @@ class States(Rollback):
         return 0
 
     def drop_first(self, sequence: int, n_tokens: int) -> bool:
-        """Return False: a state is one of all tokens."""
+        """Return False: a state depends on all tokens."""
         return False
 
     def n_reachable(self, sequence: int, n_keep: int) -> int:
@@ -365,7 +364,7 @@ class States(Rollback):
                 line.undo = n_past, self._copy(part.sequence)
 
     def begin_pass(self, parts: Sequence[SequenceTokens]) -> bool:
-        """Note which snapshots it makes; only a long pass may be broken off."""
+        """Note which snapshots the pass makes; only a long one may be interrupted."""
         for line in self._lines:  # states of others may be moved, and their snapshots are not
             line.last = None
         for part in parts:
@@ -428,9 +427,9 @@ class States(Rollback):
             line.marks[n_past] = spare
 
     def _least_useful(self, line: _SequenceStates, n_past: int) -> int:
-        """Return the mark whose neighbours are closest, seen from the sequence's end.
+        """Return the mark whose neighbours are closest, relative to their distance from the sequence's end.
 
-        So marks become rarer with their distance: going back d tokens reads at most 2 d again.
+        So marks thin out with distance: going back d tokens reads at most 2 d again.
         """
         ends = [0, *sorted(line.marks), n_past]
         return min(line.marks, key=lambda n: (ends[(i := ends.index(n)) + 1] - ends[i - 1]) / (n_past - n))
@@ -449,7 +448,7 @@ class States(Rollback):
         return state
 
     def _restore(self, sequence: int, state: State) -> bool:
-        """Give a sequence the state of a copy; return whether the library could."""
+        """Restore a sequence's state from a copy; return whether the library could."""
         n = llama.llama_state_seq_set_data_ext(
             self._context, bytes_of(state), state.nbytes, sequence, _STATE_ONLY
         )
@@ -475,7 +474,7 @@ class States(Rollback):
                 del line.copies[sorted(line.copies)[1]]
 
     def checkpoint_at(self, sequence: int, places: Sequence[int]) -> None:
-        """Note after how many tokens of a sequence its state is to be copied, when it reads on."""
+        """Note the lengths at which a sequence's state is to be copied when it reads on."""
         n_past = self.n_past(sequence)
         self._lines[sequence].wanted = [n for n in places if n > n_past]
 

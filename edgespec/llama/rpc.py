@@ -4,8 +4,8 @@
     embedding, first layers, norm, output matrix  <->   last layers, with their part of the cache
 
 The backend is compiled with llama-cpp-python and lies beside libllama (llama_cpp.cmake). Its protocol has no
-authentication, and who speaks it can run code on the node: it belongs inside a tunnel. Layers on nodes run on
-llama.cpp's kernels. Where a connection breaks, the backend ends this process; backend.py says so in a line.
+authentication, and its clients can run code on the node, so it belongs inside a tunnel. Layers on nodes run
+on llama.cpp's kernels. If a connection breaks, the backend ends this process; backend.py reports it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def serve(host: str, port: int, *, n_threads: int, cache: Path | None) -> None:
     """Serve this machine's processors at `host` and `port`, to one client at a time, until the process ends.
 
     `cache`: the folder where large tensors are kept by their hash, for the next load of the same model.
-    Returns only where it cannot listen. Raises EdgespecError where the backend is missing.
+    Returns only if it cannot listen. Raises EdgespecError if the backend is missing.
     """
     devices = (_pointer * 1)(_by_type(_CPU_DEVICE))
     start = ctypes.CFUNCTYPE(
@@ -71,7 +71,7 @@ class _Override(ctypes.Structure):
 
 
 class RemoteLayers:
-    """The last layers of a model, on nodes; llama.cpp shares them out by the nodes' free memory.
+    """The last layers of a model, on nodes; llama.cpp distributes them by the nodes' free memory.
 
     It must live as long as the model: the library reads it.
     """
@@ -165,7 +165,7 @@ def _n_fitting(sizes: list[int], room: int) -> int:
 
 
 def _home_part(header: GGUFHeader, n_home: int, away: int) -> GGUFHeader:
-    """Return `header` without `away` bytes of weights, those of the layers from `n_home` on."""
+    """Return `header` without the `away` bytes of weights in the layers from `n_home` on."""
     heads = header.n_head_kv
     return replace(
         header,

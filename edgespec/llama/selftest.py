@@ -73,8 +73,8 @@ class SelfTest(msgspec.Struct, frozen=True):
         """Whether to test again.
 
         A crash or a hang may be due to the machine (no memory, too busy), so the test is repeated after a
-        day, and a measurement that other programs disturbed after an hour. A wrong result would come again:
-        same files, same processor.
+        day, and a measurement that other programs disturbed after an hour. A wrong result would recur with
+        the same files and processor.
         """
         if self.certain and not (self.passed and self.choice.reason):
             return False
@@ -92,7 +92,7 @@ def self_test(plugin: Path, isa: str, *, retest: bool = False) -> SelfTest:
 
 
 def _test(plugin: Path, isa: str, *, measures: bool) -> SelfTest:
-    """Test in a child; it `measures` only where that is stored, as each start would take the time again."""
+    """Test in a child; it `measures` only if that can be stored, or each start would take the time."""
     arguments = (str(plugin), isa, "measure" if measures else "")
     ended = run_in_child("edgespec.llama.selftest_child", "main", *arguments, timeout_s=TIMEOUT_S)
     choice = PrefetchChoice()
@@ -150,7 +150,7 @@ def _read(kept: StateFile[SelfTest] | None) -> SelfTest | None:
 
 
 def _can_keep(kept: StateFile[SelfTest] | None) -> bool:
-    """Whether a result can be stored, as far as the folder tells."""
+    """Whether a result can be stored, judging by the folder."""
     if kept is None:
         return False
     try:

@@ -7,7 +7,7 @@ stock kernels and packed:
     batches of 1, 8 and N, on 1 and on 2 threads        bit for bit the same logits
 
 Then the matrix products of a layer, for one token and for eight, are timed in turns with weights prefetched
-into level 2, the default, and into level 1. The default stays unless the other is clearly faster, and where
+into level 2, the default, and into level 1. The default stays unless the other is clearly faster, and if
 other programs were busy meanwhile.
 """
 
@@ -174,7 +174,7 @@ def _blocks(model: int, name: str, other: bool) -> npt.NDArray[np.uint8]:
 
 
 def _random_blocks(values: npt.NDArray[np.float32], kind: int) -> npt.NDArray[np.uint8]:
-    """Return blocks of a coded type, as many as for `values`, random like these and as large on average."""
+    """Return random blocks of a coded type, as many as for `values`, and as large on average."""
     blocks = np.ascontiguousarray(values).view(np.uint8).reshape(-1)[: row_bytes(kind, values.size)]
     blocks = np.random.default_rng(blocks[:64].tolist()).permuted(blocks).reshape(-1, row_bytes(kind, 256))
 
@@ -225,7 +225,7 @@ def open_model(path: Path, *, use_kernels: bool) -> Model:
 
 
 def _compare(path: Path) -> str:
-    """The fault of the loaded kernels, found with the model at `path`, or ""."""
+    """Return the fault of the loaded kernels, found with the model at `path`; "" if none."""
     with open_model(path, use_kernels=False) as stock:
         reference = logits(stock, n_batch=8, n_threads=1)
     with open_model(path, use_kernels=True) as packed:
@@ -270,7 +270,7 @@ _BUDGET_S, _FEWEST_ROUNDS = 1.0, 5
 
 
 def faster_prefetch(rounds: Sequence[Sequence[float]]) -> PrefetchChoice:
-    """Choose. `rounds`: for each number of tokens, how many times as fast as the default the other was."""
+    """Choose how to prefetch. `rounds`: for each number of tokens, the speed-ups over the default."""
     low, gain, _ = statistics.quantiles(map(statistics.geometric_mean, rounds), n=4)
     worst = min(statistics.median(of_size) for of_size in zip(*rounds, strict=True))
     if low < LEAST_GAIN or worst < 1 / LEAST_GAIN:

@@ -1,7 +1,7 @@
-"""The sequences of one cache: those under way, and ended ones kept for prompts that begin like them.
+"""The sequences of one cache: those under way, and finished ones kept for prompts with the same prefix.
 
-A prompt that begins like a sequence shares its cells, so this beginning is not read again and takes no second
-place. A sequence that ended stays as long as nobody needs its cells: the one unused for longest goes first.
+A prompt shares the cells of the longest common prefix, which is not read again and takes no second place. A
+finished sequence stays until its cells are needed: the least recently used one is dropped first.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class SequencePool(Closing):
     ) -> None:
         """Open sessions of up to `n_ctx` tokens (None: all) in `cache`.
 
-        Sequences that ended are kept in all but `reserved` of its cells. Without `keeps`, every prompt is
-        read from its beginning. `states`: what is on disk of its sequences.
+        Finished sequences are kept in all but `reserved` of its cells. Without `keeps`, every prompt is read
+        from its beginning. `states`: its sequences on disk.
         """
         self.cache = cache
         self.n_ctx = min(n_ctx or cache.n_ctx, cache.n_ctx)
@@ -75,7 +75,7 @@ class SequencePool(Closing):
         return n_cells(self._kept.values())
 
     def n_new(self, tokens: Sequence[int]) -> int:
-        """Return the cells that a sequence of `tokens` would take besides those of sequences under way."""
+        """Return how many cells `tokens` would need beyond those of sequences under way."""
         best, n, _ = self._best(tokens)
         shared = 0
         if best:
@@ -84,10 +84,10 @@ class SequencePool(Closing):
         return len(tokens) - shared
 
     def begin(self, tokens: Sequence[int]) -> Session:
-        """Open a session that holds as much of the beginning of `tokens` as is known.
+        """Open a session that holds the longest known prefix of `tokens`.
 
-        At most len(tokens) - 1 of them: the last one must be read for its logits. One of the cache's
-        sequences must not be under way.
+        It has at most len(tokens) - 1 of them: the last one must be read for its logits. One of the cache's
+        sequences must be free.
         """
         best, n, n_same = self._best(tokens)
         session: Session | None = None
@@ -113,9 +113,9 @@ class SequencePool(Closing):
         return session
 
     def _checkpoint_places(self, session: Session, n_same: int, n_prompt: int) -> None:
-        """Keep states at the places where later prompts are likely to part from this one.
+        """Keep states where later prompts are likely to diverge from this one.
 
-        That is where this one parts from those before, at `n_same`, and shortly before its end.
+        That is where this one diverges from earlier ones, at `n_same`, and shortly before its end.
         """
         n_past = session.n_past
         if n_prompt - n_past >= _WORTH_A_STOP:
@@ -124,9 +124,9 @@ class SequencePool(Closing):
             session.checkpoint()
 
     def _best(self, tokens: Sequence[int]) -> tuple[Session | None, int, int]:
-        """Return the sequence with the longest usable beginning of `tokens`, its length, the known length.
+        """Return the sequence with the longest usable prefix of `tokens`, its length, and the shared length.
 
-        If a model keeps a state, a sequence may not be usable at all the tokens that it shares.
+        With a recurrent state, the usable prefix may be shorter than the shared one.
         """
         best, n_best, n_same = None, 0, 0
         if self._keeps:
@@ -142,14 +142,14 @@ class SequencePool(Closing):
         return best, n_best, n_same
 
     def _has_all(self, session: Session, n: int) -> bool:
-        """Whether a sequence still has all that its first `n` tokens need.
+        """Whether a sequence still has all cells that its first `n` tokens need.
 
         If attention has a sliding window, tokens before the window may have been overwritten.
         """
         return self._window == 0 or session.n_past < self._window or n == session.n_past
 
     def end(self, session: Session) -> None:
-        """End a session under way, and keep its sequence if that is worth it."""
+        """End a session, and keep its sequence if that is worthwhile."""
         if session not in self._running:
             return
         self._running.remove(session)
@@ -167,7 +167,7 @@ class SequencePool(Closing):
             self._drop_oldest()
 
     def make_room(self, n_free: int) -> bool:
-        """Drop sequences that are kept until `n_free` cells are free; return whether they are."""
+        """Drop kept sequences until `n_free` cells are free; return whether they are."""
         while n_cells([*self._running, *self._kept.values()]) + n_free > self.cache.n_ctx:
             if not self._kept:
                 return False
@@ -185,9 +185,9 @@ class SequencePool(Closing):
             self._states.save(session)
 
     def forget(self, but: Sequence[int] = ()) -> None:
-        """Drop all sequences that are kept; what is on disk stays.
+        """Drop all kept sequences; files on disk stay.
 
-        The first tokens of one that begins with `but` stay, where the model can take the others back.
+        A prefix `but` of one of them stays, if the model can be rewound to it.
         """
         kept, self._kept = self._kept, OrderedDict()
         for session in kept.values():
@@ -210,7 +210,7 @@ class SequencePool(Closing):
         self._kept[id(session)] = session
 
     def close(self) -> None:
-        """Close all sessions, and the cache; what is kept is written to the disk where states are."""
+        """Close all sessions and the cache; kept sequences are written to disk if states are stored."""
         if self._states:
             for session in self._kept.values():
                 self._states.save(session)

@@ -29,8 +29,8 @@ class Session(Closing):
     """A growing sequence of tokens and the model's cache of it. A context manager.
 
     The token ids are noted before a pass; `sequence` returns the first `n_past` of them. A failed or
-    interrupted `eval` leaves the sequence as it was before the call; that of a model that keeps a state may
-    also end with the first of the tokens that were to be read, or become empty.
+    interrupted `eval` leaves the sequence as it was before the call; with a recurrent state it may also end
+    with the first of the tokens to be read, or become empty.
     """
 
     _embeddings: EmbeddingsFn | None = None
@@ -51,8 +51,9 @@ class Session(Closing):
 
         `n_batch`: most tokens computed in one pass. `n_logits_max`: most rows one `eval` returns; it sets the
         size of buffers. `embeddings`: returns the input rows of tokens, for a model whose own table lacks
-        some. `interrupt` can end a pass: then `eval` raises KeyboardInterrupt. `rollback`: what a model that
-        keeps a state sets aside to take tokens back. Raises EdgespecError if the context cannot be created.
+        some. `interrupt` can end a pass: then `eval` raises KeyboardInterrupt. `rollback`: the room that a
+        model with a recurrent state reserves for rewinding. Raises EdgespecError if the context cannot be
+        created.
         """
         size = KVCacheSize(
             n_ctx=n_ctx,
@@ -99,9 +100,9 @@ class Session(Closing):
     def drop_first(self, n_tokens: int) -> bool:
         """Remove the first `n_tokens`, of more, from the cache.
 
-        What follows attends only to the others, at the positions that they had; `n_past` stays. A `rewind`
-        to `n_tokens` or fewer empties the sequence. Returns False, and does nothing, if the model keeps a
-        state.
+        Later tokens attend only to the others, which keep their positions; `n_past` is unchanged. A `rewind`
+        to `n_tokens` or fewer empties the sequence. Returns False, and does nothing, if the model has a
+        recurrent state.
         """
         if not 0 <= n_tokens < self.n_past:
             raise ValueError(f"cannot drop {n_tokens} of {self.n_past} tokens")
@@ -119,24 +120,24 @@ class Session(Closing):
         return self._written[: self.n_past]
 
     def n_same(self, tokens: array[int]) -> int:
-        """Return how many of `tokens` the sequence begins with; it is compared in place."""
+        """Return the length of the common prefix of `tokens` and the sequence, compared in place."""
         return min(n_common(self._written, tokens), self.n_past)
 
     def note(self, n_past: int, tokens: Sequence[int]) -> None:
-        """Note what follows the first `n_past` tokens; what was taken back is written anew."""
+        """Note the tokens after the first `n_past`, replacing removed ones."""
         self._unshare(n_past)
         del self._written[n_past:]
         self._written.extend(tokens)
 
     def _unshare(self, n_tokens: int) -> None:
-        """Note that what follows the first `n_tokens` is in no other's cells."""
+        """Note that tokens after the first `n_tokens` share no cells."""
         for other, both in [*self._shared.items()]:
             self._shared[other] = other._shared[self] = min(n_tokens, both)
             if not n_tokens:
                 del self._shared[other], other._shared[self]
 
     def n_shared(self, other: Session) -> int:
-        """Return how many tokens of both are in the same cells; they are the first."""
+        """Return how many of the first tokens share cells with `other`."""
         return min(self._shared.get(other, 0), self.n_past, other.n_past)
 
     def eval(self, tokens: Sequence[int], *, n_logits: int = 1, parents: Sequence[int] | None = None) -> Rows:
@@ -151,16 +152,16 @@ class Session(Closing):
 
         The rows, shape (n_logits, n_vocab), are the library's own memory: valid until the next `eval` of a
         session of this cache, or `close`. More than `n_batch` tokens take several passes. Raises
-        EdgespecError if the context is full (each node needs a place while it is computed), the model cannot
+        EdgespecError if the context is full (each node needs a cell while it is computed), the model cannot
         evaluate branches or the library fails, KeyboardInterrupt if the abort callback stops it.
         """
         inputs = self._embeddings(tokens) if self._embeddings else None
         return self.cache.forward([SequenceTokens(self.sequence, tokens, n_logits, parents, inputs)])[0].rows
 
     def begin_as(self, other: Session, n_tokens: int) -> None:
-        """Begin the empty sequence with the first `n_tokens` of `other`, or fewer, and share their cells.
+        """Begin the empty sequence with the first `n_tokens` of `other`, or fewer, sharing their cells.
 
-        Fewer if the model keeps states and has none after `n_tokens` tokens.
+        They are fewer if the model has recurrent states and none after `n_tokens` tokens.
         """
         n = self.cache.rollback.share(other.sequence, self.sequence, n_tokens)
         self.note(0, other._written[:n])
@@ -174,7 +175,7 @@ class Session(Closing):
     def rewind(self, n_keep: int) -> int:
         """Cut the sequence back to its first `n_keep` tokens, as if the others had never been read.
 
-        Returns how many are left: fewer if the model keeps states and has none after `n_keep` tokens;
+        Returns how many are left: fewer if the model has recurrent states and none after `n_keep` tokens;
         the others must then be read again. Raises EdgespecError if the model cannot rewind
         (`Model.can_rewind`).
         """
@@ -193,7 +194,7 @@ class Session(Closing):
         return self.cache.rollback.cut(self.sequence, n_keep)
 
     def checkpoint(self) -> None:
-        """Checkpoint the state here: `rewind` can come back to it, whatever follows."""
+        """Checkpoint the present state, so that `rewind` can return to it, whatever follows."""
         self.cache.rollback.checkpoint(self.sequence)
 
     def checkpoint_at(self, *n_tokens: int) -> None:
@@ -201,7 +202,7 @@ class Session(Closing):
         self.cache.rollback.checkpoint_at(self.sequence, n_tokens)
 
     def rest(self) -> None:
-        """Free what only a sequence under way needs; this one is kept as it is."""
+        """Free what only a sequence under way needs; this one ended and is kept."""
         self.cache.rollback.rest(self.sequence)
 
     def clear(self) -> None:
@@ -226,7 +227,7 @@ class Session(Closing):
         return state
 
     def copies(self) -> dict[int, State]:
-        """The states kept to come back to, by the number of tokens; only where a model keeps a state."""
+        """The checkpoints by their number of tokens; only for a model with a recurrent state."""
         return self.cache.rollback.copies(self.sequence)
 
     def restore(
@@ -260,7 +261,7 @@ class Session(Closing):
 
 
 def n_cells(sessions: Iterable[Session]) -> int:
-    """Return how many cells sessions of one cache have; one that several share is counted once."""
+    """Return how many cells sessions of one cache have; shared ones count once."""
     lengths: dict[Session, int] = {}
     found = 0
     for session in sessions:

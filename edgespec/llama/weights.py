@@ -178,7 +178,7 @@ class Model(Closing):
         return packed_file(self.header, kernels.name, kernels.self_test.build, part)
 
     def _load_mapped(self, file: PackedFile, packed: WeightPacking) -> llama.llama_model_p | None:
-        """Load the model with packed weights from the disk; None if they are not there, or not its own."""
+        """Load the model with packed weights from disk; None if they are missing or another model's."""
         with file.opened() as found:
             if found is None:
                 return None
@@ -213,27 +213,27 @@ class Model(Closing):
                 llama.llama_model_free(fresh)
 
     def condition(self, *, wait: bool) -> Condition:
-        """Return what is known of mapped weights, `wait`: once it is; other weights are sound.
+        """Return the known condition of mapped weights, or `wait` for it; other weights are "sound".
 
-        "damaged": what was computed with them is wrong. They are packed anew by now, and count as damaged
+        "damaged": results computed with them are wrong. They have been packed again, and count as damaged
         until `accept_weights`.
         """
         return self._check.condition(wait=wait) if self._check else "sound"
 
     def accept_weights(self) -> str:
-        """Accept weights that were damaged and packed anew; return a line for the user.
+        """Accept weights that were damaged and packed again; return a line for the user.
 
-        Raises EdgespecError if they could not be packed anew.
+        Raises EdgespecError if they could not be packed again.
         """
         return self._check.accept() if self._check else ""
 
     def keep_packed(
         self, interrupt: Interrupt | None, on_message: MessageFn, idle: IdleTime | None = None
     ) -> None:
-        """Begin to keep packed weights on the disk for later starts, if there are none (packed_file.py).
+        """Begin to store packed weights on disk for later starts, if there are none (packed_file.py).
 
-        They are written in `idle` time. `close` makes all of it idle and waits for the end, which `interrupt`
-        then brings about; `on_message` takes a line about it.
+        They are written in `idle` time. `close` ends the idle limit and waits for the writing, which
+        `interrupt` can stop; `on_message` takes a line about it.
         """
         if self._file and not self.is_mapped:
             self._idle = idle or IdleTime()
@@ -256,7 +256,7 @@ class Model(Closing):
 
     @property
     def leaves_last_states(self) -> bool:
-        """Whether a pass leaves the hidden states of tokens with logits for nothing (kernels.py)."""
+        """Whether a pass returns the hidden states of tokens with logits at no extra cost (kernels.py)."""
         return self.uses_kernels and self.remote is None and self.hidden_states is LAST_NORM
 
     @property
@@ -270,13 +270,13 @@ class Model(Closing):
     def uses_flash(self) -> bool:
         """Whether its caches are read by flash attention.
 
-        edgespec's kernels get attention only this way; llama.cpp's own is slower than without, but it alone
-        reads a quantized cache.
+        Only this way do edgespec's kernels compute attention; llama.cpp's own is slower than without, but the
+        only one that reads a quantized cache.
         """
         return self.uses_kernels or self.header.cache_type != "f16"
 
     def make_context(self, params: llama.llama_context_params) -> llama.llama_context_p | None:
-        """Return the library's context of these parameters; None if it fails. A kind of head changes them."""
+        """Return the library's context with these parameters, which heads may change; None if it fails."""
         context: llama.llama_context_p | None = llama.llama_init_from_model(self.handle, params)
         return context
 
@@ -302,7 +302,7 @@ class Model(Closing):
 
     @cached_property
     def fim(self) -> FimTokens | None:
-        """The tokens with which it fills in the middle of a text; None if it was not trained to."""
+        """The tokens for filling in the middle of a text; None if the model was not trained for it."""
         self._require(self._finalizer)
         return fim_tokens(self._vocab)
 
@@ -353,9 +353,9 @@ class Model(Closing):
             size = -n
 
     def sequence_breakers(self, texts: tuple[str, ...]) -> array[int]:
-        """Return the sequences of tokens that hold one of `texts`, or begin it and are followed by its rest.
+        """Return the token sequences that contain one of `texts`, or begin it and are followed by its rest.
 
-        int32: each is ended by -1, and those that begin alike stand together, as `_core.Sampler` takes them.
+        int32, for `_core.Sampler`: each ends with -1, and those with a common prefix are adjacent.
         """
         if (known := self._breakers.get(texts)) is not None:
             return known
@@ -398,7 +398,7 @@ class Model(Closing):
         return self._templates.default.source if self._templates else None
 
     def use_chat_template(self, given: str) -> None:
-        """Use another template in place of the model's own, for all that it renders from now on.
+        """Use another template instead of the model's own from now on.
 
         `given`: the name of one of the model's, or as for `read_chat_template`. Raises UsageError.
         """
@@ -422,7 +422,7 @@ class Model(Closing):
         thinking: Thinking = AS_USUAL,
         parse_special: bool = False,
     ) -> str:
-        """Return the prompt that the model's own chat template makes of `messages`.
+        """Return the prompt that the model's chat template writes for `messages`.
 
         Each message has "role" and "content"; the prompt ends where the answer begins. `tools` are functions
         that the model may call, as in OpenAI's API; templates without tools ignore them. `parse_special`:
@@ -457,12 +457,11 @@ class Model(Closing):
 
     @cached_property
     def control_names(self) -> ControlNames:
-        """The names of tokens that the text of a message may not be: its control tokens, and the unknown one.
+        """The names of tokens that a message's text must not become: control tokens, and the unknown one.
 
         Other tokens that a file defines by name, such as <think>, are words of a text for llama.cpp too, and
         templates look for them in messages; but those in bars, <|...|>, count as control tokens, as they do
-        where llama.cpp converts a model. It also makes control tokens of some ends of a text that a file
-        calls words.
+        when llama.cpp converts a model. Some end tokens that a file calls words are control tokens too.
         """
         gguf = self.header.gguf
         kinds = gguf.numbers(TOKEN_TYPES)[: self.n_vocab]

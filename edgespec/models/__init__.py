@@ -1,1 +1,1 @@
-"""Models by name: the registry, where files come from, where they lie, and whether they fit."""
+"""Models by name: the registry, the sources of files, their places, and whether they fit in memory."""

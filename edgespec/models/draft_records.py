@@ -128,7 +128,7 @@ def read_record(draft: Path) -> DraftRecord | None:
 def draft_records(registry: Registry | None = None, on_message: MessageFn = silent) -> list[DraftRecord]:
     """Return the records of all drafts that have a name and a file here, oldest first.
 
-    `on_message` takes a line for each record that cannot be used.
+    `on_message` takes a line for each unusable record.
     """
     found = []
     for entry in (registry or load_registry()).entries.values():
@@ -145,15 +145,15 @@ def draft_records(registry: Registry | None = None, on_message: MessageFn = sile
 
 
 def drafts_for(target: str | ModelRef, on_message: MessageFn = silent) -> list[DraftRecord]:
-    """Return the drafts that were made for the very file `target` means (a path or a name), the best first.
+    """Return the drafts that were made for the exact file of `target` (a path or a name), the best first.
 
-    Nothing is pulled: a target that is not here has none. Raises UsageError for an unknown target.
+    Nothing is pulled: a target that is not on this machine has none. Raises UsageError for an unknown target.
     """
     return best_first(_fitting(target, on_message))
 
 
 def best_first(records: Iterable[DraftRecord]) -> list[DraftRecord]:
-    """Return the drafts in the order in which they are chosen where none is named."""
+    """Return the drafts in the order in which they are chosen if none is named."""
     return sorted(records, key=lambda one: (one.gains.mean, one.made), reverse=True)
 
 
@@ -168,7 +168,7 @@ def _fitting(target: str | ModelRef, on_message: MessageFn) -> Iterator[DraftRec
 def paired_draft(target: str | ModelRef, *, writes: bool = False) -> str | None:
     """Return the draft of the registry's first pair with `target` (a path or a name); None if no pair has it.
 
-    A pair has also every other file with the hash of its target, wherever it lies, if the draft is here.
+    A pair also applies to every other file with the hash of its target, if the draft is on this machine.
     `writes`: as of `PairNames.partner`. Raises UsageError for an unknown target.
     """
     registry, target = load_registry(), ref_of(target)

@@ -1,4 +1,4 @@
-"""The facts that a model's header tells: how much memory it takes before it is loaded, what a list shows.
+"""Facts from a model's header: the memory it will take once loaded, and what lists show.
 
 cache_root()/model_facts.json    path -> identity of the model's files, its facts
 """
@@ -53,10 +53,10 @@ _SNAPSHOTS_SHARE = 1 / 16
 
 
 def target_rollback(header: GGUFHeader, *, parallel: int = 1, drafts: bool = True) -> RollbackSize:
-    """The room that a target's cache sets aside to take drafts back: as many tokens as a draft should have.
+    """Return the room that a target's cache reserves for rewinding: as many tokens as a draft should have.
 
-    Several texts at once, one that is decoded plainly, and states that are large beside the weights do
-    without snapshots: each is a state of memory.
+    Snapshots, which each take the memory of a state, are left out for several texts at once, for plain
+    decoding, and if states are large compared with the weights.
     """
     if not header.has_snapshots or parallel > 1 or not drafts:
         return RollbackSize()
@@ -67,12 +67,12 @@ def target_rollback(header: GGUFHeader, *, parallel: int = 1, drafts: bool = Tru
 
 
 def draft_rollback() -> RollbackSize:
-    """The room that a draft model's cache sets aside."""
+    """Return the room that a draft model's cache reserves for rewinding."""
     return RollbackSize(n_marks=DRAFT_MARKS)
 
 
 def states_bytes(header: GGUFHeader, rollback: RollbackSize, n_sequences: int = 1) -> int:
-    """Return the bytes of the states in a cache of a model that keeps such; else 0."""
+    """Return the bytes of the recurrent states in a cache; 0 for a model without them."""
     return rollback.n_states(n_sequences) * header.state_bytes
 
 
@@ -82,9 +82,9 @@ def required_bytes(header: GGUFHeader, n_ctx: int) -> int:
 
 
 def weight_bytes(header: GGUFHeader) -> int:
-    """Return the bytes of the weights in memory: the file's, and what packing for the kernels adds.
+    """Return the bytes of the weights in memory: the file's, and those that packing for the kernels adds.
 
-    Of a header that stands for a part of its file, such as the layers that are not on nodes, the same share.
+    A header may stand for a part of its file, such as the layers that are not on nodes: then the same share.
     """
     tensors = read_tensors(header)
     share = min(1.0, header.file_bytes / max(1, sum(tensor.bytes for tensor in tensors)))
@@ -135,8 +135,8 @@ def fits_in_memory(
 ) -> None:
     """Raise OutOfMemory, with the figures, if `models` (header, n_ctx) do not fit together.
 
-    With `weights_loaded`, the weights are not counted. `more_states`: bytes of states beside those of one
-    text that drafts.
+    With `weights_loaded`, the weights are not counted. `more_states`: bytes of states in addition to those of
+    one drafting text.
     """
     left = memory_left(root)
     needs = _needs(models, weights_loaded=weights_loaded)
@@ -157,7 +157,7 @@ def fits_in_memory(
 
 
 def with_draft(header: GGUFHeader, draft: GGUFHeader | None, n_ctx: int) -> list[tuple[GGUFHeader, int]]:
-    """Return the models of a pair with a context of `n_ctx`, of the draft at most what it was trained for."""
+    """Return the models of a pair with a context of `n_ctx`, the draft's capped at its trained one."""
     return [(header, n_ctx)] + ([(draft, min(draft.n_ctx_train, n_ctx))] if draft else [])
 
 
@@ -169,10 +169,10 @@ def fitting_tokens(
     weights_loaded: bool = False,
     more_states: int = 0,
 ) -> dict[CacheType, int]:
-    """Return how many tokens of context fit in memory, by the type of the cache that the model can have.
+    """Return how many tokens of context fit in memory, for each cache type that the model can have.
 
-    At most what it was trained for. `draft`: the header of a draft that has as many. Others as for
-    `fits_in_memory`.
+    They are capped at what it was trained for. `draft`: the header of a draft with an equal context. Other
+    arguments as for `fits_in_memory`.
     """
     left = memory_left(root)
     sizes = range(CTX_STEP, header.n_ctx_train + CTX_STEP, CTX_STEP)
@@ -236,16 +236,16 @@ class _FileFacts(FileEntry, frozen=True):
 
 
 class FactsReader:
-    """Reads the facts of many models; `save` stores what was new."""
+    """Reads the facts of many models; `save` stores the new ones."""
 
     def __init__(self) -> None:
-        """Begin with what is stored; without a cache every header is read."""
+        """Begin with the stored facts; without them every header is read."""
         self._table = FileTable(MODEL_FACTS.path(), StoredFiles[_FileFacts], _MOST)
         self._known = self._table.read()
         self._new: dict[str, _FileFacts] = {}
 
     def read(self, model: FoundModel) -> ModelFacts:
-        """Return the facts of a model. Raises EdgespecError for a file that is no whole GGUF."""
+        """Return the facts of a model. Raises EdgespecError for an incomplete or invalid GGUF file."""
         try:
             path = real_path(model.path)
             files = identity_of(path, *other_files(model.path))
@@ -259,7 +259,7 @@ class FactsReader:
         return facts
 
     def save(self) -> None:
-        """Store new facts; where nothing can be stored, they are read again the next time."""
+        """Store new facts; if that fails, they are read again next time."""
         if self._new:
             self._table.add(self._new)
             self._new = {}
@@ -332,8 +332,8 @@ _MOST_OF_TARGET = 0.5  # bytes of a draft, in the target's
 def draft_to_pull(registry: Registry, name: str, facts: ModelFacts, size: int) -> Entry | None:
     """Return the draft of the pairs of models.toml that fits a target best; None if its family has no pair.
 
-    `name`: what the target is called. The family with the longest name counts that is in the target's names:
-    "Qwen2.5-Coder" before "Qwen2.5". Its vocabulary has to be as large as the target's.
+    `name`: the target's. The family with the longest name that occurs in the target's names counts:
+    "Qwen2.5-Coder" before "Qwen2.5". Its vocabulary must be as large as the target's.
     """
     names = _plain(f"{name} {facts.title}")
     best: tuple[int, Entry] | None = None
@@ -353,5 +353,5 @@ def draft_to_pull(registry: Registry, name: str, facts: ModelFacts, size: int) -
 
 
 def _plain(name: str) -> str:
-    """Return a name's letters and digits, by which "qwen2.5-coder" is "Qwen2.5 Coder"."""
+    """Return a name's letters and digits in lower case, so that "qwen2.5-coder" equals "Qwen2.5 Coder"."""
     return re.sub(r"[^a-z0-9]+", "", name.lower())

@@ -1,4 +1,4 @@
-"""The hub: its models as users name them, and a download that continues one that was stopped.
+"""The hub: its models as users name them, and downloads that can be resumed.
 
     hf:OWNER/REPO/FILE.gguf[@REVISION]           a file, also as its page or link
     [hf:]OWNER/REPO[:QUANTIZATION][@REVISION]    a repository, or its page (on_disk.py)
@@ -8,7 +8,7 @@ model.bin, and model.safetensors.
 
 `fetch_hub`, like pull.py's `fetch_wheels`, fills a partial file, NAME.gguf.part, and can continue it later. A
 source that cannot deliver raises SourceFailure with one line, and the next source is tried. An EdgespecError
-is for what no other source can cure (a full disk). The caller hashes the result.
+is for failures that no other source can cure (a full disk). The caller hashes the result.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HubRepository(msgspec.Struct, frozen=True):
 
 
 def is_hub_name(ref: str) -> bool:
-    """Whether `ref` is meant as a model of the hub, by its form.
+    """Whether `ref` has the form of a model on the hub.
 
     OWNER/REPO alone is, unless there is a folder OWNER here.
     """
@@ -143,7 +143,7 @@ def hub_entries(ref: str) -> list[Entry]:
 
 
 def _from_url(url: str) -> str:
-    """Return the URL of a file, or of a repository's page, as the hf:... that names the same."""
+    """Return the hf:... name for the URL of a file or of a repository's page."""
     parts = urlsplit(url if _URL.match(url) else f"https://{url}")
     if parts.netloc.lower() not in (*_HOSTS, urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc.lower()):
         raise UsageError(f"{url}: only URLs of huggingface.co are known; download it, and name the file here")
@@ -189,11 +189,11 @@ class PartFile:
 
     @property
     def beside(self) -> Path:
-        """The folder of small files that belong to it, of a model that is to be converted."""
+        """The folder of small files that belong to it, for a model that is to be converted."""
         return self.path.with_name(f"{self.path.name}.beside")
 
     def size(self) -> int:
-        """Return the bytes that are here, 0 if none."""
+        """Return the number of bytes downloaded so far."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def state(self) -> PartState | None:
@@ -205,7 +205,7 @@ class PartFile:
         return state if self.path.exists() else None
 
     def save(self, state: PartState) -> None:
-        """Record how much of the file is here, so that a later pull continues there."""
+        """Record how much was downloaded, so that a later pull resumes there."""
         write_atomically(self._state_path, json.dumps(asdict(state)) + "\n")
 
     def discard(self) -> None:
@@ -254,7 +254,7 @@ _TIMEOUT_S = 5.0  # to the first answer: if the hub is unreachable, try the next
 
 
 def _is_no_retry(record: logging.LogRecord) -> bool:
-    """Whether a line of the library's is not about a retry, which the caller's progress shows."""
+    """Whether a line of the library's log is not about a retry, which the caller's progress shows."""
     return "Error while downloading" not in record.getMessage()
 
 

@@ -1,7 +1,7 @@
-"""Models that other programs store on this disk: found by the names people know, used where they are.
+"""Models that other programs store on this disk: found by their usual names, used in place.
 
     ollama:NAME[:TAG]                       Ollama's manifests
-    hf:OWNER/REPO/FILE.gguf[@REVISION]      the hub's cache, where it is there; else it is pulled (hub.py)
+    hf:OWNER/REPO/FILE.gguf[@REVISION]      the hub's cache if it is there; else it is pulled (hub.py)
     [hf:]OWNER/REPO[:QUANTIZATION]          one of these files
     a path                                  files of LM Studio, llama.cpp, and the folders of models.toml
     a name                                  edgespec's own models
@@ -55,14 +55,14 @@ class FoundModel(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot be used and what to do, in one line; "" if it can."""
 
     def checked(self) -> FoundModel:
-        """Return itself. Raises EdgespecError for one that cannot be used."""
+        """Return itself. Raises EdgespecError for an unusable one."""
         if self.problem:
             raise EdgespecError(f"{self.name}: {self.problem}")
         return self
 
 
 def found_entry(model: FoundModel) -> Entry:
-    """Return a model as an entry: its file is used where it is, and has to have the store's own hash."""
+    """Return a model as an entry: its file is used in place, and must have the hash recorded by its store."""
     return Entry(name=model.name, path=model.path, sha256=model.sha256, parts=model.parts_sha256)
 
 
@@ -83,7 +83,7 @@ def _is_first(name: str) -> bool:
 
 
 def model_files(names: Iterable[str]) -> list[str]:
-    """Return those of a folder's files that are models: of a split one the first part, and no projectors."""
+    """Return the models among a folder's files: only the first part of split ones, no projectors."""
     return [name for name in names if _is_first(name) and "mmproj" not in name.lower()]
 
 
@@ -94,7 +94,7 @@ def quantization_in(name: str) -> str:
 
 
 def of_quantization(names: Sequence[str], wanted: str) -> list[str]:
-    """Return the files of the quantization `wanted`; for "" the one of all that is meant then."""
+    """Return the files of the quantization `wanted`; for "" the default one."""
     if wanted:
         return [name for name in names if quantization_in(name) == wanted.upper()]
     best = [name for kind in _PREFERRED for name in names if quantization_in(name) == kind]
@@ -111,13 +111,13 @@ def file_stem(name: str) -> str:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether `path`, its links followed, is in `folder`. Raises OSError if it is nowhere."""
+    """Whether `path`, its links followed, is in `folder`. Raises OSError if it does not exist."""
     # Not `Path.resolve`, which raises RuntimeError for a loop of links before Python 3.13.
     return Path(os.path.realpath(path, strict=True)).is_relative_to(real_path(folder))
 
 
 def real_path(path: Path) -> Path:
-    """Return a path with its links followed, as far as they lead anywhere."""
+    """Return a path with its links followed, as far as they exist."""
     return Path(os.path.realpath(path))
 
 
@@ -136,12 +136,12 @@ def walked(root: Path, problems: list[str]) -> Iterator[Path]:
 
 
 def gguf_files(root: Path, problems: list[str]) -> list[Path]:
-    """Return the .gguf files below a folder, of a split model the first, by path; `problems` as `walked`."""
+    """Return the .gguf files below a folder, only the first of a split model; `problems` as `walked`."""
     return sorted(path for path in walked(root, problems) if _is_first(path.name))
 
 
 def size_and_problem(first: Path, folder: Path | None = None) -> tuple[int, str]:
-    """Return the bytes of a model's files, and why they cannot be used, "" if they can.
+    """Return the bytes of a model's files, and why they are unusable, or "".
 
     `folder`: links that lead out of it are not followed.
     """
@@ -167,7 +167,7 @@ WHISPER_CPP_MAGIC = b"lmgg"
 
 
 def is_whisper_source(path: Path) -> bool:
-    """Whether `path` is a Whisper model of another program, to be converted; looks at few bytes of it."""
+    """Whether `path` is a Whisper model of another program, to be converted; reads only a few bytes."""
     if path.is_dir():
         return any((path / name).is_file() for name in (CTRANSLATE2_MODEL, HUB_WEIGHTS, HUB_INDEX))
     if why_no_file(path):
@@ -180,7 +180,7 @@ def is_whisper_source(path: Path) -> bool:
 
 
 def whisper_gguf(ref: str) -> str:
-    """The line that refuses a Whisper model in GGUF where one is to be converted."""
+    """Return the line that refuses a GGUF Whisper model as input of a conversion."""
     return (
         f"{ref}: a Whisper model in GGUF; other types are made of a folder of the hub (model.safetensors), "
         "a file of whisper.cpp (ggml-NAME.bin) or a folder of CTranslate2 (model.bin)"
@@ -188,7 +188,7 @@ def whisper_gguf(ref: str) -> str:
 
 
 def foreign_whisper(ref: str) -> str:
-    """The line that refuses a Whisper model of another program where a GGUF file is wanted."""
+    """Return the line that refuses another program's Whisper model where a GGUF file is needed."""
     return f"{ref}: a Whisper model, but no GGUF; convert it: edgespec quantize {ref} --type q8_0"
 
 
@@ -212,7 +212,7 @@ def list_hub() -> Listing:
 def find_in_hub(entry: Entry) -> FoundModel | None:
     """Return the file in the cache that an entry of `hub_entry` means; None if it is not there.
 
-    Of a split model all parts have to be. Raises nothing: what cannot be read is not there.
+    All parts of a split model must be there. Raises nothing: unreadable files count as missing.
     """
     source = entry.sources[0] if entry.sources else None
     if not isinstance(source, HubSource) or entry.converted:
@@ -238,7 +238,7 @@ def _folder(repo: str) -> Path:
 
 
 def _commit(folder: Path, revision: str) -> str:
-    """Return the commit that a branch or tag was at the last download; "" if there is none."""
+    """Return the commit of a branch or tag at the last download; "" if there is none."""
     commit = "" if ".." in revision.split("/") else text_of(folder / "refs" / revision)
     return commit if _COMMIT.fullmatch(commit) else ""
 
@@ -271,11 +271,11 @@ def _found(snapshot: Path, path: Path, *, is_main: bool) -> FoundModel:
 
 
 def hub_file(ref: str) -> str:
-    """Return the name of a file of the hub for a name of `is_hub_name`: its own, or of the repository's file.
+    """Return a hub file's name for a name of `is_hub_name`: itself, or that of the repository's file.
 
     Raises:
         UsageError: the repository has no such quantization, several files of it, or no GGUF file at all.
-        EdgespecError: the hub has no such repository, or cannot be asked.
+        EdgespecError: the hub has no such repository, or cannot be reached.
 
     """
     repository = hub_repository(ref)
@@ -347,7 +347,7 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 
 def is_ollama_name(ref: str) -> bool:
-    """Whether `ref` is meant as a model of Ollama's store, by its form."""
+    """Whether `ref` has the form of a model in Ollama's store."""
     return ref.startswith(PREFIX)
 
 
@@ -370,10 +370,10 @@ def ollama_names(folders: Sequence[Path] = ()) -> list[str]:
 
 
 def find_ollama(ref: str, folders: Sequence[Path] = ()) -> FoundModel:
-    """Return the model that `ref`, ollama:NAME[:TAG], means; its `problem` may say why it cannot be used.
+    """Return the model that `ref`, ollama:NAME[:TAG], means; its `problem` may say why it is unusable.
 
     Without a tag it is `latest`, as in Ollama, or else the only one there is. Raises UsageError for an
-    unknown or ambiguous name, and where no store can be read.
+    unknown or ambiguous name, and if no store can be read.
     """
     text, problems = ref.removeprefix(PREFIX), list[str]()
     path, colon, tag = text.rpartition(":") if text.rfind(":") > text.rfind("/") else (text, "", "")
@@ -403,7 +403,7 @@ def _roots(folders: Sequence[Path]) -> list[Path]:
 
 
 def _names(root: Path, problems: list[str]) -> list[str]:
-    """Return HOST/NAMESPACE/NAME/TAG of all that have a manifest."""
+    """Return HOST/NAMESPACE/NAME/TAG of all models that have a manifest."""
     manifests = root / "manifests"
     names = sorted(file.relative_to(manifests).as_posix() for file in walked(manifests, problems))
     return [name for name in names if _NAME.fullmatch(name)]
@@ -436,7 +436,7 @@ def _read(root: Path, name: str) -> FoundModel:
 
 
 def _model_layer(root: Path, file: Path) -> _Layer:
-    """Return the layer of a manifest that is a GGUF file. Raises EdgespecError where there is not one."""
+    """Return the layer of a manifest that is a GGUF file. Raises EdgespecError unless there is just one."""
     try:
         if not is_inside(file, root / "manifests"):
             raise EdgespecError(f"{file} is a link out of the store, which is not followed")
@@ -495,7 +495,7 @@ def list_found(folders: Sequence[Path] = ()) -> Listing:
 
 
 def other_names() -> list[str]:
-    """Return the names of other programs' models, for a shell, without those that cannot be read."""
+    """Return the names of other programs' readable models, for shell completion."""
     try:
         of_hub = [model.name for model in list_hub().models if not model.problem]
         return ollama_names(load_registry().folders) + of_hub

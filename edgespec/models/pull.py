@@ -180,7 +180,7 @@ class _Downloads:
         return output
 
     def size(self) -> int:
-        """Return the bytes that are here of all wheels."""
+        """Return how many bytes of all wheels were downloaded."""
         total = 0
         for package in self._packages:
             complete = self.folder / f"{package}.whl"
@@ -190,7 +190,7 @@ class _Downloads:
         return total
 
     def stop(self) -> None:
-        """End what is under way; nothing more begins."""
+        """End the downloads under way, and begin no others."""
         with self._lock:
             self._is_stopped = True
             for pip in self._running:
@@ -287,7 +287,7 @@ class Puller(msgspec.Struct, frozen=True):
     def expand(self, ref: str) -> list[Entry]:
         """Return the entries a name stands for: a model, both models of a pair, or an `hf:` reference.
 
-        One for a file in another program's store has its path; there, of `hf:` too, nothing is pulled.
+        An entry for a file in another program's store, of `hf:` too, has its path: nothing is pulled.
         """
         if is_ollama_name(ref):
             return [found_entry(find_ollama(ref, self.registry.folders).checked())]
@@ -502,8 +502,8 @@ class Puller(msgspec.Struct, frozen=True):
     def verify(self, entry: Entry) -> list[VerifiedFile]:
         """Hash the entry's file, which must exist, and compare with the expected or recorded hash.
 
-        So with the other files of a split model of the user's own, which come after it; those without a
-        recorded hash have to be complete. Others in the store are entries of their own.
+        The other files of the user's own split model follow; those without a recorded hash must be complete.
+        Other parts in the store are separate entries.
         """
         path, stamp = self.store.file(entry), self.store.stamp(entry)
         others = other_files(path) if entry.path else []
@@ -540,7 +540,7 @@ class VerifiedFile(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the file is what it should be."""
+        """Whether the file has the right content."""
         return not self.problem and self.expected in (None, self.sha256)
 
 
@@ -555,7 +555,7 @@ OPTIONAL = "?"
 
 
 def _raw_entry(entry: Entry, source: HubSource | WheelsSource) -> Entry:
-    """The entry for the file that the source delivers: the entry's own, or one to be converted."""
+    """Return the entry for the file that the source delivers: the entry's own, or one to be converted."""
     return replace(entry, size=source.size, sha256=source.sha256) if entry.converted else entry
 
 

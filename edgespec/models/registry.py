@@ -1,4 +1,4 @@
-"""The model registry: entries by name, of the shipped models.toml and the user's own, which extends it.
+"""The model registry: entries by name, from the shipped models.toml and the user's own, which extends it.
 
     both models.toml  ->  Registry  ->  store.py: which files are here  ->  pull.py: get the others
 
@@ -80,7 +80,7 @@ class HubSource(_TomlTable, tag_field="kind", tag="hub", frozen=True):
 
     @property
     def label(self) -> str:
-        """Name of this source in messages; also identifies a partial download as its own."""
+        """Name of this source in messages; also identifies its partial downloads."""
         return f"hub {self.repo}/{self.file}@{self.revision[:REVISION_DIGITS]}"
 
 
@@ -110,7 +110,7 @@ class WheelsSource(_TomlTable, tag_field="kind", tag="wheels", frozen=True):
 
     @property
     def label(self) -> str:
-        """Name of this source in messages; also identifies a partial download as its own."""
+        """Name of this source in messages; also identifies its partial downloads."""
         return f"wheels {self.packages[0]}" + (f" .. {self.packages[-1]}" if len(self.packages) > 1 else "")
 
 
@@ -143,7 +143,7 @@ class ModelShape(_TomlTable, frozen=True):
 
 
 class Entry(_TomlTable, frozen=True):
-    """One model of the registry. One read from models.toml has one of `sources`, `derived` and `path`."""
+    """One model of the registry. In models.toml it has one of `sources`, `derived` and `path`."""
 
     name: str
     """The key of its table."""
@@ -174,7 +174,7 @@ class Entry(_TomlTable, frozen=True):
     """A file of the user's own (`edgespec models add`), used where it is."""
 
     def __post_init__(self) -> None:
-        """Fill in what follows from other fields."""
+        """Fill in fields that follow from others."""
         if self.converted:
             msgspec.structs.force_setattr(self, "speech", True)
         if self.packed:
@@ -262,7 +262,7 @@ class Registry(msgspec.Struct, frozen=True):
     def complete(
         self, target: str | None, draft: str | None, *, writes: bool = False
     ) -> tuple[str, str | None]:
-        """Fill in what is None: the default pair; the draft of the first pair with a target that is given.
+        """Fill in None: without a target the default pair, with one the draft of its first pair.
 
         The draft stays None if no pair has this target. `writes`: as of `PairNames.partner`.
         """
@@ -419,7 +419,7 @@ def load_registry() -> Registry:
 def _changed(change: Callable[[dict[str, Any]], None]) -> str:
     """Return the text of the user's models.toml after `change`, which keeps comments and layout of the rest.
 
-    Raises EdgespecError, also for a file whose layout allows no change in place.
+    Raises EdgespecError, even for a file whose layout allows no change in place.
     """
     import tomlkit
 
@@ -453,7 +453,7 @@ def add_local(
 ) -> None:
     """Append an entry for the user's own GGUF at `path` to the user's models.toml.
 
-    `mark`: "mtp" if its file has a head that drafts for it, "speech" for a Whisper model, or "".
+    `mark`: "mtp" if its file has its own draft head, "speech" for a Whisper model, or "".
     `parts`: as in `Entry`.
 
     Raises:
@@ -504,7 +504,7 @@ def remove_local(name: str) -> None:
 
 
 def set_default(name: str) -> None:
-    """Write the model or pair that is taken where none is named into the user's models.toml; "": none."""
+    """Write the default model or pair into the user's models.toml; "": none."""
 
     def change(document: dict[str, Any]) -> None:
         if name:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ModelRef:
-    """A model's name, which is located at the first use and handed on with what was found."""
+    """A model's name, which is located at its first use and passed on with the result."""
 
     def __init__(self, name: str) -> None:
         """Refer to the model called `name`, as of `resolve`."""
@@ -48,7 +48,7 @@ def locate(ref: str) -> Path | Entry:
 
     Raises:
         UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).
-        EdgespecError: the store of another program that has it holds it in part, or in no usable form.
+        EdgespecError: another program's store holds it only in part, or in no usable form.
 
     """
     if not ref.strip():
@@ -71,17 +71,17 @@ def locate(ref: str) -> Path | Entry:
 
 
 def is_missing(model: ModelRef) -> bool:
-    """Whether a model may have to be pulled; raises as `locate`. Of a hub's, any part may be missing."""
+    """Whether a model may have to be pulled; raises as `locate`. Any part of a hub model may be missing."""
     if not isinstance(model.found, Entry):
         return False
     return is_hub_name(model.name) or not Store.default().is_present(model.found, load_registry())
 
 
 def model_named(word: str, *, alone: bool) -> str | None:
-    """Return the name of the model or pair that a word of the command line is; None for any other word.
+    """Return the model or pair that a word on the command line names; None for any other word.
 
     Ollama's models may be named as there, without "ollama:". `alone`: the word might also be a whole prompt,
-    as and/or is; a file, or a repository of the hub, is then told by its form.
+    such as and/or; then only its form shows that it is a file or a hub repository.
     """
     registry = load_registry()
     if word in registry.entries or word in registry.pairs or is_ollama_name(word):
@@ -110,7 +110,7 @@ def resolve(
 
     Raises:
         UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).
-        EdgespecError: it is not here, and pulling failed or is not allowed.
+        EdgespecError: it is not on this machine, and pulling failed or is not allowed.
 
     """
     ref, found = (model := ref_of(model)).name, model.found
@@ -150,7 +150,7 @@ def model_header(model: ModelRef) -> GGUFHeader:
 
 @contextmanager
 def named_as(ref: str, path: Path) -> Iterator[None]:
-    """Call the file `path` by the name `ref` in errors of the block, if it is in another program's store."""
+    """In errors of the block, call the file `path` by the name `ref` if it is in another program's store."""
     try:
         yield
     except EdgespecError as error:

@@ -1,13 +1,13 @@
-"""The models directory: tells which of the registry's files are on this machine, and their hashes.
+"""The models directory: which of the registry's files are on this machine, and their hashes.
 
-    NAME.gguf            complete; its hash was right when it was put there
+    NAME.gguf            complete; its hash was right when it was stored
     NAME.json            its stamp: that hash, its size, its source
     NAME.gguf.part*      a stopped pull, which can be continued (hub.py)
     .NAME.lock           held by the process that pulls NAME
 
-A file whose stamp has the right hash is *present*. What was hashed once is kept in cache_root()/hashes.json.
-A file is hashed again when something was written since: its size, times and inode tell (`identity_of`); and
-when `edgespec models verify` asks for it.
+A file whose stamp has the right hash is *present*. Hashes are kept in cache_root()/hashes.json. A file is
+hashed again if its size, times or inode changed (`identity_of`), and when `edgespec models verify` asks for
+it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def sha256_of(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> s
 
 
 def known_sha256(path: Path) -> str | None:
-    """Return the SHA-256 of a model where it is known, else None: nothing is hashed.
+    """Return the SHA-256 of a model if it is known, else None: nothing is hashed.
 
     Raises OSError if a file cannot be read.
     """
@@ -59,7 +59,7 @@ def known_sha256(path: Path) -> str | None:
 
 
 def combined(hashes: list[str]) -> str:
-    """Return the SHA-256 of a model whose files have these, in their order."""
+    """Return the SHA-256 of a model whose files have these hashes, in order."""
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
@@ -75,7 +75,7 @@ def file_sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None) ->
 
 
 def remember(path: Path, sha256: str) -> None:
-    """Keep the hash of a file as it is now. Raises OSError if there is no such file."""
+    """Store the hash of a file's present content. Raises OSError if there is no such file."""
     path = path.resolve()
     _table().add({str(path): _FileHash(files=identity_of(path), sha256=sha256)})
 
@@ -160,12 +160,12 @@ class Store(msgspec.Struct, frozen=True):
         write_atomically(self._stamp_file(entry), _text_of(stamp))
 
     def install(self, entry: Entry, complete: Path, stamp: Stamp) -> None:
-        """Make the file `complete` that of the entry, with its stamp, or change neither. Raises OSError."""
+        """Make `complete` the entry's file, with its stamp, or change nothing. Raises OSError."""
         replace_together(complete, self.file(entry), (self._stamp_file(entry), _text_of(stamp)))
         remember(self.file(entry), stamp.sha256)
 
     def _has_hash(self, path: Path, sha256: str) -> bool:
-        """Whether a file has this hash, which is computed only where it is not known (`sha256_of`)."""
+        """Whether a file has this hash, which is computed only if unknown (`sha256_of`)."""
         try:
             return file_sha256(path) == sha256
         except OSError:
@@ -212,12 +212,12 @@ class Store(msgspec.Struct, frozen=True):
         return stamp is not None and self._has_hash(self.file(entry), stamp.sha256)
 
     def pulled(self) -> list[str]:
-        """Return the names of models that were pulled, stopped pulls too; not of files put here by hand."""
+        """Return the names of pulled models, stopped pulls included, but not of files stored by hand."""
         names = {file.name.partition(".gguf")[0] for file in self.root.glob("*.gguf*")}
         return sorted(name for name in names if self._is_pulled(Entry(name)) or self._parts(Entry(name)))
 
     def remove_pulled(self, name: str) -> int:
-        """Delete a model that `pulled` names; return its bytes. Raises EdgespecError while it is pulled."""
+        """Delete a model that `pulled` names; return its bytes. Raises EdgespecError during its pull."""
         entry = Entry(name)
         try:
             with locked(self.root / f".{name}.lock", f"{name} is being pulled; end that first"):
@@ -243,7 +243,7 @@ class Store(msgspec.Struct, frozen=True):
         return [*final, *([self._stamp_file(entry)] if self._has_stamp(entry) else []), *self._parts(entry)]
 
     def _has_stamp(self, entry: Entry) -> bool:
-        """Whether the file of the entry's stamp holds one, if a damaged one."""
+        """Whether the stamp's file holds a stamp, damaged or not."""
         file = self._stamp_file(entry)
         if self.stamp(entry) or not begins_with(file, b"{"):
             return self.stamp(entry) is not None
@@ -254,7 +254,7 @@ class Store(msgspec.Struct, frozen=True):
         return False
 
     def _parts(self, entry: Entry) -> list[Path]:
-        """The partial files of the entry that are here, and the folders of what belongs to them."""
+        """Return the entry's partial files, and the folders of files that belong to them."""
         name = self.file(entry).name
         files = re.compile(rf"{re.escape(name)}\.part(\.json|\.converted|\.part\.[^.]{{8}}(\.npz)?)?")
         folders = (f"{name}.part.wheels", f"{name}.part.beside")

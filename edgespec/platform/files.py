@@ -61,7 +61,7 @@ def replace_together(complete: Path, file: Path, *others: tuple[Path, str | byte
 
 @contextmanager
 def _temporary(file: Path, number: int = 0) -> Iterator[Path]:
-    """Give a temporary path for the new content of `file`; leave no partial file behind, after Ctrl-C too."""
+    """Yield a temporary path for new content of `file`; leave no partial file, even after Ctrl-C."""
     temporary = temporary_path(file).with_suffix(f".{number}.tmp" if number else ".tmp")
     try:
         yield temporary
@@ -79,7 +79,7 @@ def _complete(stream: BinaryIO, file: Path) -> None:
 
 
 def text_of(file: Path) -> str:
-    """Return the text of a file of the system without space around it; "" if it cannot be read."""
+    """Return the text of a system file without surrounding space; "" if it cannot be read."""
     try:
         return file.read_text(errors="replace").strip()
     except OSError:
@@ -87,7 +87,7 @@ def text_of(file: Path) -> str:
 
 
 def lines_of(file: Path) -> list[str]:
-    """Return the lines of a file of the system; none if it cannot be read."""
+    """Return the lines of a system file; none if it cannot be read."""
     return text_of(file).splitlines()
 
 
@@ -104,7 +104,7 @@ def read_text_file(file: Path, field: str = "") -> str:
 def why_no_file(path: Path) -> str:
     """Return why `path` is no regular file, such as "a directory"; "" if it is one.
 
-    Models are read at random places, and opening a pipe would wait for its other end.
+    Models are read at random positions, and opening a pipe would wait for its other end.
     """
     try:
         mode = path.stat().st_mode
@@ -128,7 +128,7 @@ def check_file(path: Path, field: str = "") -> None:
 
 @contextmanager
 def own_file(path: Path) -> Iterator[int]:
-    """Open an ordinary file of this user to read it; no link is followed, and no pipe waited for.
+    """Open an ordinary file of this user for reading, without following links or waiting for pipes.
 
     Raises OSError for anything else.
     """
@@ -146,7 +146,7 @@ def own_file(path: Path) -> Iterator[int]:
 
 
 def begins_with(path: Path, *magics: bytes) -> bool:
-    """Whether `path` is an ordinary file of this user with one of these beginnings."""
+    """Whether `path` is an ordinary file of this user that begins with one of these."""
     try:
         with own_file(path) as file:
             return os.pread(file, max(map(len, magics)), 0).startswith(magics)
@@ -176,7 +176,7 @@ USER_FOLDERS = {"XDG_CACHE_HOME": "~/.cache", "XDG_CONFIG_HOME": "~/.config"}
 def user_folder(variable: str) -> Path:
     """Return the folder that a variable of USER_FOLDERS names, or the usual one.
 
-    As the standard has it, a relative path is ignored (`ignored_folders`).
+    As the standard requires, a relative path is ignored (`ignored_folders`).
     """
     folder = expand_user(os.environ.get(variable) or USER_FOLDERS[variable])
     return folder if folder.is_absolute() else expand_user(USER_FOLDERS[variable])
@@ -206,7 +206,7 @@ def expand_user(path: str | Path) -> Path:
 
 @contextmanager
 def _told(path: Path, field: str, kind: type[EdgespecError]) -> Iterator[Path]:
-    """Give the file to replace at `path`: a symlink's target. An OSError is one line that names `field`."""
+    """Yield the file to replace at `path`: a symlink's target. An OSError is one line that names `field`."""
     try:
         file = Path(os.path.realpath(path))
         if file.is_symlink():
@@ -251,7 +251,7 @@ def check_folder(path: Path, field: str) -> None:
 
 
 def write_file(path: Path, data: bytes, *, field: str) -> None:
-    """Write a file so that a complete file is there at any time, the old or the new one.
+    """Write a file such that a complete one exists at any time, the old or the new one.
 
     Raises EdgespecError in one line that names `field` and the file; the old one is unchanged then.
     """
@@ -268,7 +268,7 @@ _EVERY_S = 0.01  # a lock that another process holds is tried again
 
 @contextmanager
 def locked(path: Path, on_busy: Callable[[], None] | str = lambda: None, *, mode: int = -1) -> Iterator[None]:
-    """Hold the lock file `path`, which is made with `mode`, -1: the umask's, if it is not there.
+    """Hold the lock file `path`; if it is missing, create it with `mode`, -1: the umask's.
 
     `on_busy`, if another process holds it: a text is raised as EdgespecError; a function is called once, then
     the lock is waited for. Raises OSError.

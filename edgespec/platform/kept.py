@@ -1,4 +1,4 @@
-"""Everything that edgespec keeps between runs: a row each, and the two forms in which it is stored.
+"""Everything that edgespec keeps between runs, a row each, and the two forms of storage.
 
 A module that keeps something asks its row for the place, such as `HISTORY.path()`. `edgespec cache` lists and
 deletes by these rows, and docs/start.md shows them. `StateFile` is one small file, `BoundedFolder` a folder
@@ -35,7 +35,7 @@ from edgespec.platform.files import (
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """One kind of thing that is kept on disk: where, what for, and whether it may go."""
+    """One kind of thing that is kept on disk: where, what for, and whether it may be deleted."""
 
     name: str
     """The word for it in `edgespec cache`."""
@@ -60,9 +60,9 @@ class Kept(msgspec.Struct, frozen=True):
     """The means of deleting it, in Markdown, if there is more than `deleted` to say."""
 
     def path(self, part: str = "") -> Path:
-        """Return where it is or would be; `part` stands in the place of the *.
+        """Return where it is or would be; `part` replaces the *.
 
-        Raises UsageError where no home directory is known.
+        Raises UsageError if no home directory is known.
         """
         return self._root() / self.places[0].replace("*", part)
 
@@ -77,7 +77,7 @@ class Kept(msgspec.Struct, frozen=True):
         return self.cure or f"`{command}`"
 
     def owns(self, file: Path) -> bool:
-        """Whether `file` is of this thing, or was put beside it by StateFile."""
+        """Whether `file` belongs to this row, or was stored beside it by StateFile."""
         root = self._root()
         if not file.is_relative_to(root):
             return False
@@ -90,9 +90,9 @@ class Kept(msgspec.Struct, frozen=True):
         return re.escape(place).replace(r"\*", "[^/]*") + names + r"(\.set-aside(-\d+)?)?"
 
     def files(self) -> Iterator[Path]:
-        """Yield our files that exist now, ordinary ones with our names and beginnings.
+        """Yield our existing files: ordinary ones with our names and beginnings.
 
-        But no locks: whoever waits for one must find it.
+        Locks are left out: processes that wait for one must find it.
         """
         for place in self.places:
             base, is_folder = self._root() / place, _is_folder(place)
@@ -278,7 +278,7 @@ T = TypeVar("T")
 
 
 class DamagedFileError(Exception):
-    """A file cannot be understood; `str(error)` says why."""
+    """A file is invalid; `str(error)` says why."""
 
 
 class StateFile(Generic[T]):
@@ -288,8 +288,8 @@ class StateFile(Generic[T]):
     NAME.set-aside  the last damaged file, kept so that the user can look into it
     .lock           held by the process that writes
 
-    edgespec works without these files: one that is damaged, or of another format, is set aside. The user is
-    told in one line, and the run continues as if there were no file.
+    edgespec works without these files: one that is damaged, or of another format, is set aside. One line
+    reports it, and the run continues as if there were no file.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ class StateFile(Generic[T]):
         """Reports a line to the user, unless it was reported before."""
 
     def peek(self) -> T | None:
-        """Return the file's value, None if there is no file; a damaged file stays where it is.
+        """Return the file's value, None if there is no file; a damaged file is not touched.
 
         Raises DamagedFileError and OSError.
         """
@@ -325,7 +325,7 @@ class StateFile(Generic[T]):
         return self._parse(data)
 
     def read(self) -> T | None:
-        """Return the file's value; None if there is no file or it cannot be used. Raises OSError."""
+        """Return the file's value; None if there is no usable file. Raises OSError."""
         try:
             return self.peek()
         except DamagedFileError as error:
@@ -341,7 +341,7 @@ class StateFile(Generic[T]):
     def update(self, change: Callable[[T | None], bytes]) -> None:
         """Replace the file's value, under the lock: `change` takes the old value and returns the new bytes.
 
-        The old value is None if there is none that can be used. Raises OSError; the file is then
+        The old value is None if there is no usable one. Raises OSError; the file is then
         unchanged.
         """
         # All processes use the same temporary name: a killed one's leftover is overwritten.
@@ -377,7 +377,7 @@ class StateFile(Generic[T]):
 
 
 def set_aside(path: Path, why: str, on_message: MessageFn) -> None:
-    """Rename a file that cannot be used, replacing an earlier one, and report it. Raises OSError."""
+    """Rename an unusable file, replacing an earlier one, and report it. Raises OSError."""
     aside = path.with_name(f"{path.name}.set-aside")
     path.replace(aside)
     on_message(f"{path}: {why}; set aside as {aside.name}")
@@ -411,7 +411,7 @@ FileIdentity: TypeAlias = tuple[tuple[int, int, int, int], ...]
 def identity_of(*files: Path) -> FileIdentity:
     """Return the identity of a model's files. Raises OSError.
 
-    The time at which the inode changed is in it: `cp -p` and `touch` set the other one.
+    It includes the time of the inode's last change, which `cp -p` and `touch` cannot set.
     """
     facts = (file.stat() for file in files)
     return tuple((one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino) for one in facts)
@@ -434,10 +434,10 @@ class StoredFiles(msgspec.Struct, Generic[E]):
 
 
 class FileTable(Generic[E]):
-    """A state file with entries by the path of a file; where nothing can be stored it is empty."""
+    """A state file with entries by the path of a file; empty if nothing can be stored."""
 
     def __init__(self, path: Path, kind: type[StoredFiles[E]], most: int) -> None:
-        """Name the state file. Of more than `most` entries, the oldest are forgotten."""
+        """Name the state file. It keeps the newest `most` entries."""
         self._state = StateFile(path, lambda data: parse_struct(data, kind), lock=f".{path.stem}.lock")
         self._most = most
 
@@ -485,16 +485,15 @@ def _finite(text: str) -> float:
 
 
 class BoundedFolder:
-    """The files of one kind in a folder: those unused for longest are deleted, and only our own.
+    """The files of one kind in a folder: the least recently used are deleted, and only our own.
 
     FOLDER/                       0700, made here or the user's own
         NAME                      0600, of our form; begins with our magic
-        .edgespec-PID-THREAD.tmp  one that is being written
+        .edgespec-PID-THREAD.tmp  a file being written
         .lock                     held by the process that writes or deletes
 
-    What does not fit this form (another name or beginning, a folder, a link, a pipe, another user's file) is
-    not ours: it is not used, not counted and not deleted. Readers need no lock: a file that is deleted stays
-    mapped.
+    Anything else (another name or beginning, a folder, a link, a pipe, another user's file) is not ours: it
+    is not used, counted or deleted. Readers need no lock: a deleted file stays mapped.
     """
 
     def __init__(
@@ -504,9 +503,9 @@ class BoundedFolder:
         magic: bytes,
         used_ns: Callable[[os.stat_result], int] = lambda found: found.st_mtime_ns,
     ) -> None:
-        """Name the folder. `names`: a regular expression; `magic`: the bytes that they begin with.
+        """Name the folder. `names`: a regular expression; `magic`: the bytes that files begin with.
 
-        `used_ns`: when a file was used last.
+        `used_ns`: returns when a file was last used.
         """
         self.path = path
         self._form, self._magic, self._used_ns = re.compile(names), magic, used_ns
@@ -518,7 +517,7 @@ class BoundedFolder:
         os.scandir(self.path).close()
 
     def names(self) -> list[str]:
-        """Return the names of our files, in no order; none of a folder that cannot be read."""
+        """Return the names of our files, in no order; none if the folder cannot be read."""
         try:
             with os.scandir(self.path) as found:
                 named = {one.name for one in found if self._form.fullmatch(one.name)}
@@ -530,7 +529,7 @@ class BoundedFolder:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[int]:
-        """Open a file that only this user can have written or read. Raises OSError; never waits."""
+        """Open a file that only this user could have written or read. Raises OSError; never waits."""
         with own_file(self.path / name) as file:
             if os.fstat(file).st_mode & 0o077:
                 raise PermissionError(errno.EPERM, "others can read or write it")
@@ -568,7 +567,7 @@ class BoundedFolder:
     def writing(self, name: str) -> Iterator[BinaryIO]:
         """Open a new file that is called `name` after the block; on an error nothing is left.
 
-        Needs the lock. Raises OSError, also where something is called so that is no ordinary file.
+        Needs the lock. Raises OSError, even for an existing name that is no ordinary file.
         """
         file, new = self.path / name, temporary_path(self.path / name)
         for left in self.path.iterdir():  # by a process that was killed

@@ -1,9 +1,9 @@
-"""The machine: processor, board, memory, sensors, other programs' load, and the limits set to this process.
+"""The machine: processor, board, memory, sensors, other programs' load, and the limits of this process.
 
 Limits are those of Linux's control groups (v1 and v2), and ulimit:
 
     /proc/self/cgroup     which group this process is in, for each controller
-    /sys/fs/cgroup        the groups, each in the folder of the one around it: all their limits hold
+    /sys/fs/cgroup        the groups, nested folders: all their limits apply
 
 Tests pass a `root` with their own `proc` and `sys`.
 """
@@ -86,10 +86,10 @@ def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
 
 
 def default_threads(root: Path = ROOT) -> int:
-    """Return the best number of threads: one for each fast core that may be used, as far as a quota goes.
+    """Return the best number of threads: one per usable fast core, capped by a quota.
 
-    A quota is rounded to the nearest whole number: threads that wait for each other spend a quota that is
-    a little above one more on waiting. `root`: where /proc and /sys are.
+    A quota is rounded to the nearest whole number: threads that wait for each other waste a fraction of one.
+    `root`: where /proc and /sys are.
     """
     quota = cpu_quota(root)
     cores = fast_cores(root)
@@ -120,7 +120,7 @@ def _fast(usable: set[int], root: Path) -> set[int]:
 
 
 def _capacity(cpu: int, root: Path) -> int:
-    """Return the kernel's figure for a processor's speed, of 1024 for the fastest; 0 if it has none."""
+    """Return the kernel's figure for a processor's speed, 1024 for the fastest; 0 if it has none."""
     try:
         return int(text_of(root / f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity"))
     except ValueError:
@@ -128,7 +128,7 @@ def _capacity(cpu: int, root: Path) -> int:
 
 
 def _numbers(file: Path) -> set[int]:
-    """Return the numbers of a list such as "0-3,8"; none of a file that is missing or says something else."""
+    """Return the numbers of a file with a list such as "0-3,8"; none if it is missing or has another form."""
     try:
         ranges = [part.partition("-") for part in text_of(file).split(",")]
         return {
@@ -169,7 +169,7 @@ def _facts(block: str) -> dict[str, str]:
 
 
 def _core(processor: dict[str, str]) -> str:
-    """Return the name of an ARM core, which the kernel gives as numbers; "" for other processors."""
+    """Return the name of an ARM core, which the kernel reports as numbers; "" for other processors."""
     implementer, part = (processor.get(f"CPU {name}", "") for name in ("implementer", "part"))
     if not (implementer and part):
         return ""
@@ -206,7 +206,7 @@ _FEW_TASKS = 64
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """The most that this process may have of something, and how much is taken of it."""
+    """The most that this process may have of something, and how much of it is used."""
 
     name: str
     """Its origin, for a message."""
@@ -215,12 +215,12 @@ class Limit(msgspec.Struct, frozen=True):
 
     @property
     def left(self) -> int:
-        """Amount that can still be taken."""
+        """The amount still available."""
         return max(0, int(self.most) - self.used)
 
 
 def memory_limits(root: Path = ROOT) -> list[Limit]:
-    """Return the limits, in bytes, of the memory that this process and others of its groups hold."""
+    """Return the memory limits, in bytes, of this process's groups, with their use."""
     second = ("memory.max", "memory.current", "active_file", "inactive_file")
     first = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_active_file", "total_inactive_file")
     groups = [(group, *second) for group in _groups(root, "")]
@@ -237,7 +237,7 @@ def memory_limits(root: Path = ROOT) -> list[Limit]:
 
 
 def cpu_quota(root: Path = ROOT) -> Limit | None:
-    """Return how many processors' time this process may have, such as 1.5; None for no quota."""
+    """Return the processor quota of this process in processors, such as 1.5; None for no quota."""
     found = []
     for group in _groups(root, ""):
         if words := " ".join(lines_of(group / "cpu.max")).split():
@@ -255,12 +255,12 @@ def cpu_quota(root: Path = ROOT) -> Limit | None:
 
 
 def address_limit(root: Path = ROOT) -> Limit | None:
-    """Return the limit of the addresses that this process may use, in bytes: `ulimit -v`."""
+    """Return the limit of this process's address space, in bytes: `ulimit -v`."""
     return _ulimit(root, resource.RLIMIT_AS, "`ulimit -v`", "VmSize")
 
 
 def why_refused(root: Path = ROOT) -> str:
-    """Return which limits may be why the system refused memory or a thread; "" for none of those known."""
+    """Return the limits that may have made the system refuse memory or a thread; "" for no known one."""
     reasons = []
     for limit in (address_limit(root), _ulimit(root, resource.RLIMIT_DATA, "`ulimit -d`", "VmData")):
         if limit:
@@ -273,7 +273,7 @@ def why_refused(root: Path = ROOT) -> str:
 
 
 def is_refusal(reason: str) -> bool:
-    """Whether a message tells that the system refused memory or a thread: `why_refused` may know why."""
+    """Whether a message says that the system refused memory or a thread, which `why_refused` may explain."""
     return _REFUSAL.search(reason) is not None
 
 
@@ -297,7 +297,7 @@ def _ulimit(root: Path, kind: int, name: str, used: str) -> Limit | None:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's group and of those around it; `controller` "": of version 2."""
+    """Yield the folders of this process's group and its parents; `controller` "": of version 2."""
     mounts = root / "sys/fs/cgroup"
     for line in lines_of(root / "proc/self/cgroup"):
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -312,7 +312,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None for none, "max", and version 1's word for no limit."""
+    """Return the number in a file; None for no number, "max", and version 1's value for no limit."""
     text = " ".join(lines_of(path)).strip()
     return int(text) if text.isdecimal() and int(text) < _NO_LIMIT else None
 
@@ -334,8 +334,8 @@ class MemoryLeft(msgspec.Struct, frozen=True):
 def memory_left(root: Path = ROOT) -> MemoryLeft | None:
     """Return the memory this process can still take, or None if unknown.
 
-    The lowest of MemAvailable, of what is left in each cgroup around this process, and of `ulimit -v`. Tests
-    pass a `root` with their own `proc` and `sys`.
+    The lowest of MemAvailable, the rest of each cgroup around this process, and the rest of `ulimit -v`.
+    Tests pass a `root` with their own `proc` and `sys`.
     """
     limits = [MemoryLeft(limit.left, limit.name) for limit in memory_limits(root)]
     if addresses := address_limit(root):
@@ -346,7 +346,7 @@ def memory_left(root: Path = ROOT) -> MemoryLeft | None:
 
 
 def available_bytes(root: Path = ROOT) -> int | None:
-    """Return how many bytes of memory are left to this process; None where the system does not tell."""
+    """Return how many bytes of memory this process can still take; None if unknown."""
     left = memory_left(root)
     return left.bytes if left else None
 
@@ -385,7 +385,7 @@ class MappedPages:
         self._earlier = set(self._ranges())
 
     def drop(self) -> int:
-        """Take the pages out of resident memory and return the size of the mappings in bytes.
+        """Remove the pages from resident memory; return the size of the mappings in bytes.
 
         Pages read later come back from the page cache. Nothing is lost: read-only pages are never dirty.
         """
@@ -402,9 +402,9 @@ class MappedPages:
 
 
 def cached_share(file: int, offset: int, size: int, samples: int = 64) -> float:
-    """Return the share of `size` bytes of a file that is in the page cache, by `samples` pages of it.
+    """Return the share of `size` bytes of a file that is in the page cache, estimated from `samples` pages.
 
-    Nothing is read. 1 where the system does not tell. Raises OSError if the file is shorter.
+    Nothing is read. 1 if the system does not tell. Raises OSError if the file is shorter.
     """
     page, state, found = mmap.PAGESIZE, ctypes.c_ubyte(), 0
     with mmap.mmap(file, offset + size, access=mmap.ACCESS_COPY) as memory:
@@ -444,7 +444,7 @@ class OtherLoad:
         self._began = self._now()
 
     def processors(self) -> float | None:
-        """Return how many they kept busy on average since the start; None if unknown or within a second."""
+        """Return how many they kept busy on average since the start; None if unknown or too early."""
         began, ended = self._began, self._now()
         if began is None or ended is None or ended[0] - began[0] < _SHORTEST_S:
             return None
@@ -469,7 +469,7 @@ class OtherLoad:
 
 
 def _of_children(proc: Path, process: str) -> float:
-    """Return the CPU time of the processes that `process` started and that run, in seconds; 0 if unknown."""
+    """Return the CPU seconds of the running processes that `process` started; 0 if unknown."""
     children = [text_of(listed).split() for listed in (proc / process / "task").glob("*/children")]
     spent = 0.0
     for child in [pid for pids in children for pid in pids]:
@@ -517,7 +517,7 @@ def temperatures(root: Path = Path("/")) -> dict[str, float]:
 
 
 def throttling(root: Path = Path("/")) -> dict[str, list[str]] | None:
-    """Return what a Raspberry Pi's firmware says of voltage and speed, `now` and `since_start`; else None."""
+    """Return the voltage and speed flags of a Raspberry Pi's firmware, `now` and `since_start`; else None."""
     bits = firmware_flags(root)
     if bits is None:
         return None
@@ -539,7 +539,7 @@ def number_in(file: Path) -> int:
 
 
 def cpufreq(root: Path, name: str) -> list[str]:
-    """Return what a file says of each processor's clock."""
+    """Return the text of one cpufreq file for each processor."""
     return list(filter(None, map(text_of, (root / CPUS).glob(f"cpu[0-9]*/cpufreq/{name}"))))
 
 

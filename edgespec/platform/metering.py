@@ -1,6 +1,6 @@
-"""Meters of energy as the core sees them: meters, their windows, and what a window gives.
+"""Meters of energy as the core sees them: meters, their windows, and a window's measurement.
 
-A meter is handed to the engine, or found by the entry points `edgespec.meters`; ours are in apps/energy.
+A meter is passed to the engine, or found by the entry points `edgespec.meters`; ours are in apps/energy.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Measurement(msgspec.Struct, frozen=True):
         return None if self.joules is None else self.joules * self.seconds
 
     def part(self, share: float) -> Measurement:
-        """Return the share of it, of 0 to 1, that belongs to one of several users of the machine."""
+        """Return the measurement of one of several users of the machine, whose share is 0 to 1."""
         if share >= 1.0 or self.joules is None:
             return self
         return replace(
@@ -99,7 +99,7 @@ class MeterWindow(Protocol):
         """Note that the time since the last mark, or since the beginning, was `phase`."""
 
     def end(self) -> Measurement:
-        """Close it, and return what was measured."""
+        """Close the window and return its measurement."""
 
 
 class Meter(AbstractContextManager["Meter", None], Protocol):
@@ -114,11 +114,11 @@ class Meter(AbstractContextManager["Meter", None], Protocol):
         """Whether it counts energy: fine enough for windows of a fraction of a second."""
 
     def begin(self) -> MeterWindow:
-        """Open a window now. Raises nothing: where nothing can be read, the window has no joules."""
+        """Open a window now. Raises nothing: if nothing can be read, the window has no joules."""
 
 
 class _OthersWindow:
-    """A window of a meter of another package."""
+    """A window of another package's meter."""
 
     def __init__(self, meter: _OthersMeter, window: MeterWindow | None) -> None:
         self._meter, self._window, self._began = meter, window, time.perf_counter()
@@ -136,7 +136,7 @@ class _OthersWindow:
 
 
 class _OthersMeter(Meter):
-    """A meter of another package: once its code has failed, a line has said so and nothing is measured."""
+    """A meter of another package: when its code fails, one line reports it and nothing more is measured."""
 
     failed = ""
 
@@ -144,7 +144,7 @@ class _OthersMeter(Meter):
         self._name, self._meter, self._on_message = name, meter, on_message
 
     def ask(self, what: str, call: Callable[[], R], otherwise: R) -> R:
-        """Return what the meter's code returns; `otherwise` where it fails, or did before."""
+        """Return the result of the meter's code, or `otherwise` if it fails or failed before."""
         if self.failed:
             return otherwise
         try:
@@ -199,8 +199,8 @@ def _load(point: EntryPoint, on_message: MessageFn) -> Meter:
 def choose_meter(*, assume_watts: float | None = None, on_message: MessageFn = silent) -> Meter:
     """Return the first available meter of the entry points `edgespec.meters`, ours last.
 
-    Each is a function with these arguments that returns a Meter. Only ours assumes watts, and if nothing
-    can be read its windows say why; `on_message` takes lines for the user. Raises UsageError for
+    Each is a function with these arguments that returns a Meter. Only ours can assume watts, and its windows
+    say why if nothing can be read; `on_message` takes lines for the user. Raises UsageError for
     impossible watts.
     """
     points = offered("edgespec.meters").values()

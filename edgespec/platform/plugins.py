@@ -1,4 +1,4 @@
-"""Extensions that apps and other packages offer by name: entry points, ours like everybody's.
+"""Extensions that apps and other packages offer by name: entry points, edgespec's own included.
 
 [project.entry-points."edgespec.commands"]    in the pyproject.toml of any package
 hello = "my_package:hello"
@@ -9,9 +9,9 @@ edgespec.drafts      a kind of draft (edgespec/drafting/draft.py), by what begin
 edgespec.own_heads   a kind of head in the target's own file, by the word of `--drafter` that asks for it
 edgespec.dialects    a function that adds an API to the server (docs/write-a-dialect.md)
 edgespec.meters      a function that returns a meter of energy (edgespec/platform/metering.py)
-edgespec.parts       what the core or another app asks of an app that it does not import, called APP.PART
+edgespec.parts       a function that the core or another app needs without importing its app: APP.PART
 
-Only `guarded` calls code of others: it may fail in any way, which becomes one line.
+Only `guarded` calls foreign code: any failure of it becomes one line.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 
 class PluginError(UsageError):
-    """Code that others wrote failed; the line says how and where."""
+    """Foreign code failed; the line says how and where."""
 
 
 def guarded(
@@ -53,10 +53,10 @@ def guarded(
     field: str = "",
     value: object = "",
 ) -> R:
-    """Return what `call` returns, which runs code of others. Raises PluginError for whatever that raises.
+    """Return the result of `call`, which runs foreign code. Raises PluginError for whatever that raises.
 
-    `what`: the beginning of the line, what failed. `code` returns the function of theirs that it concerns,
-    named where no line of theirs raised the error. Ctrl-C stays KeyboardInterrupt.
+    `what`: the beginning of the line, what failed. `code` returns the foreign function concerned, which is
+    named if no foreign line raised the error. Ctrl-C stays KeyboardInterrupt.
     """
     try:
         return call()
@@ -68,7 +68,7 @@ def guarded(
 
 
 def describe(error: BaseException, code: Callable[[], object] = lambda: None) -> str:
-    """Return an error of others' code in one line, with the file and line of theirs; `code` as `guarded`."""
+    """Return an error of foreign code in one line, with its file and line; `code` as for `guarded`."""
     said = ""
     with suppress(BaseException):  # a message is computed by their code, too
         said = " ".join(str(error).split())[:_LONGEST]
@@ -77,14 +77,14 @@ def describe(error: BaseException, code: Callable[[], object] = lambda: None) ->
 
 
 def traced(line: str, error: BaseException) -> str:
-    """Return a line about an error, followed by its traceback where `DEBUG` is set."""
+    """Return a line about an error, followed by its traceback if `DEBUG` is set."""
     if not os.environ.get(DEBUG):
         return line
     return f"{line}\n{''.join(traceback.format_exception(error.__cause__ or error)).rstrip()}"
 
 
 def _is_raised_by_code(error: BaseException) -> bool:
-    """Whether a statement `raise` is where it comes from, and not a signal."""
+    """Whether the error comes from a `raise` statement, not from a signal."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next
@@ -94,7 +94,7 @@ def _is_raised_by_code(error: BaseException) -> bool:
 
 
 def _place(error: BaseException, code: Callable[[], object]) -> str:
-    """Return FILE:LINE of others' code: of its own files the deepest line, else where `code` begins."""
+    """Return FILE:LINE of foreign code: the deepest line in its files, else the beginning of `code`."""
     lines = [
         (frame.f_code.co_filename, number)
         for frame, number in traceback.walk_tb(error.__traceback__)
@@ -121,15 +121,15 @@ def _is_theirs(file: str) -> bool:
 def offered(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name: ours in their order, then those of other packages.
 
-    Of two with one name it is the first, so that nobody takes a name of ours. Raises EdgespecError where
-    edgespec is not installed but only lies there.
+    Of two with one name the first is used, so that none of our names can be taken. Raises EdgespecError if
+    edgespec is present but not installed.
     """
     return groups().get(group, {})
 
 
 @cache
 def groups() -> dict[str, dict[str, EntryPoint]]:
-    """Return what `offered` does of each group: looking at all packages takes as long for one as for all."""
+    """Return the result of `offered` for each group; searching once serves all."""
     try:
         ours = distribution("edgespec").entry_points
     except PackageNotFoundError:
@@ -146,14 +146,14 @@ def groups() -> dict[str, dict[str, EntryPoint]]:
 
 
 def is_ours(point: EntryPoint) -> bool:
-    """Whether edgespec itself offers it."""
+    """Whether the entry point is edgespec's own."""
     return point.value.partition(":")[0].strip().partition(".")[0] == "edgespec"
 
 
 def load(group: str, name: str) -> Any:  # noqa: ANN401 - whatever the group holds
-    """The object offered under a name, loaded.
+    """Return the object offered under a name, loaded.
 
-    Raises UsageError for a name that nobody offers or another package's that cannot be imported.
+    Raises UsageError for an unknown name, or another package's that cannot be imported.
     """
     point = offered(group).get(name)
     if point is None:
@@ -164,16 +164,16 @@ def load(group: str, name: str) -> Any:  # noqa: ANN401 - whatever the group hol
 
 
 def load_all(group: str) -> dict[str, Any]:
-    """The objects of a group by name, loaded. Raises as `load`."""
+    """Return the objects of a group by name, loaded. Raises as `load`."""
     return {name: load(group, name) for name in offered(group)}
 
 
 def called(point: EntryPoint) -> str:
-    """What others offer, as messages call it: its name, package and place."""
+    """Return how messages name an entry point of others: its name, package and place."""
     package = f" of {point.dist.name}" if point.dist else ""
     return f"{point.name}{package} ({point.value})"
 
 
 def part(name: str) -> Any:  # noqa: ANN401 - a function or a module of an app
-    """The part of an app called APP.PART, loaded. Raises as `load`."""
+    """Return the part of an app called APP.PART, loaded. Raises as `load`."""
     return load("edgespec.parts", name)

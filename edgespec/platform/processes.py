@@ -1,7 +1,7 @@
-"""Processes: work in a child, what a forked one must not use, and interrupting a pass of the library.
+"""Processes: work in a child, objects that a forked one must not use, and interrupting a pass.
 
 A crash or a hang in a child does not reach the user's process. A fork copies the memory and one thread: a
-pass over a model would wait for the other threads for ever, and so would a lock that one of them held. A pass
+pass over a model would wait forever for the other threads, or for a lock that one of them held. A pass
 is interrupted by Ctrl-C or from another thread (csrc/interrupt.h).
 """
 
@@ -155,13 +155,13 @@ class HomeProcess:
     """The process that loaded something, which a process forked from it must not use."""
 
     def __init__(self, name: str) -> None:
-        """Remember this process, for what errors call `name`."""
+        """Remember this process; `name`: of the object, for errors."""
         self._name = name
         self._pid = os.getpid()
 
     @property
     def is_here(self) -> bool:
-        """Whether the current process is that one, and not a child forked from it."""
+        """Whether the current process is that one, not a child forked from it."""
         return os.getpid() == self._pid
 
     def require(self) -> None:
@@ -174,10 +174,10 @@ class HomeProcess:
 
 
 class HomeLock(HomeProcess):
-    """A reentrant lock that raises UsageError in a forked child, where nobody may be left to release it."""
+    """A reentrant lock that raises UsageError in a forked child, where its holder may not exist."""
 
     def __init__(self, name: str) -> None:
-        """Make a lock of what errors call `name`."""
+        """Make a lock; `name`: of the locked object, for errors."""
         super().__init__(name)
         self._lock = RLock()
 
@@ -192,7 +192,7 @@ class HomeLock(HomeProcess):
 
 
 def finalize(owner: object, free: Callable[..., object], *args: Any) -> weakref.finalize[..., Any]:  # noqa: ANN401 - any arguments
-    """Return a `weakref.finalize` that frees nothing in a forked child, whose end frees its copy."""
+    """Return a `weakref.finalize` that does nothing in a forked child, whose end frees its copy."""
     return weakref.finalize(owner, _free_at_home, os.getpid(), free, args)
 
 
@@ -202,7 +202,7 @@ def _free_at_home(pid: int, free: Callable[..., object], args: tuple[Any, ...]) 
 
 
 def is_requested(interrupt: _core.Interrupt | None) -> bool:
-    """Whether an interruption came that was not cleared by `drain`."""
+    """Whether an interruption was requested and not cleared by `drain`."""
     if interrupt is None:
         return False
     waiting = select.poll()

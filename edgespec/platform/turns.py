@@ -1,4 +1,4 @@
-"""Who computes when: locks that are handed over in the order in which they were asked for, and idle time."""
+"""Who computes when: locks that are granted in the order of requests, and idle time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 class Turns:
     """Threads that take turns at the processors. A context manager, entered once at a time by each thread.
 
-    `threading.Lock` goes to whoever is fastest: a thread that lets go of it and wants it again would keep it.
+    `threading.Lock` goes to the fastest: a thread that releases it and requests it again would keep it.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Turns:
             self._changed.notify_all()
 
     def hand_over(self) -> None:
-        """Let those who wait have their turns, and take the next one; called by whoever has the turn."""
+        """Give waiting threads their turns, and then take the next one; called by the holder of the turn."""
         self.__exit__()
         self.__enter__()
 
@@ -41,12 +41,12 @@ class Turns:
 class SharedTurns(Turns):
     """Turns that are also shared with other processes, by lock files in a folder; a dead one loses its turn.
 
-    Whoever comes next holds the second file while it waits for the first: a process that lets go of its turn
-    and wants it again waits behind it, if its turn took longer than the system takes to wake the other.
+    The next process holds the second file while it waits for the first: a process that gives up its turn and
+    requests it again waits behind it, if its turn took longer than the system takes to wake the other.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Share turns with all who name this folder. Raises OSError."""
+        """Share turns with all processes that use this folder. Raises OSError."""
         super().__init__()
         self._turn, self._next = (
             os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) for name in ("turn", "next")
@@ -85,13 +85,13 @@ class IdleTime:
         """Whether nothing more comes, so that all time is idle."""
 
     def note(self, n_under_way: int) -> None:
-        """Take note of how much is under way now."""
+        """Note how much is under way now."""
         with self._changed:
             self._n_under_way, self._idle_since = n_under_way, time.monotonic()
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Take note that nothing more comes."""
+        """Note that nothing more will come."""
         with self._changed:
             self.is_over = True
             self._changed.notify_all()

@@ -102,7 +102,7 @@ class DraftRequest:
         return min(max(wanted, LEAST_TOKENS), MOST_TOKENS)
 
     def key(self, target_sha256: str) -> str:
-        """Return the hash of what a run is made from: of the user's files, what they hold now."""
+        """Return the hash of all that decides a run, the present contents of the user's files included."""
         usual = EvaluationSettings(n_threads=1)
         facts = replace(self, target=target_sha256, name=None, force=False, prompts=(), evaluation=usual)
         return hashlib.sha256(msgspec.json.encode((facts, [*map(hash_file, self.prompts)]))).hexdigest()

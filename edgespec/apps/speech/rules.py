@@ -105,7 +105,7 @@ class TimestampState:
         self._lasts.append(token if is_time else self._lasts[-1])
 
     def rollback(self, n: int) -> None:
-        """Take the last `n` tokens back."""
+        """Undo the last `n` tokens."""
         if n:
             del self._written[-n:], self._lasts[-n:]
 

@@ -234,7 +234,7 @@ class WordTimer:
         n_frames: int,
         language: str,
     ) -> list[Segment]:
-        """Return a window's segments with their words; their own times move to the words' where these differ.
+        """Return a window's segments with their words, whose times replace the segments' where they differ.
 
         `start`: the tokens that begin the window's text. `n_frames`: its length in frames of 10 ms.
         """
@@ -287,10 +287,10 @@ class WordTimer:
         ]
 
     def _placed(self, segment: Segment, words: list[_Timed], median: float, latest_s: float) -> Segment:
-        """Return `segment` with its words, seconds from the recording's start, none after `latest_s`.
+        """Return `segment` with its words, timed from the recording's start, none after `latest_s`.
 
-        The first words after a pause and the last are cut where they are too long to be true, or the
-        segment's own times say otherwise.
+        The first words after a pause, and the last, are shortened where they are implausibly long, or the
+        segment's own times contradict them.
         """
         if not words:
             return segment
@@ -388,7 +388,7 @@ def shorten_at_sentence_ends(words: Sequence[_Timed], longest: float) -> None:
 
 
 def merge_punctuation(words: Sequence[_Timed]) -> None:
-    """Join punctuation to the word that it opens or closes; what was joined is left empty."""
+    """Join punctuation to the word that it opens or closes; the joined entries are left empty."""
     following = len(words) - 1
     for i in range(len(words) - 2, -1, -1):
         word = words[i]

@@ -1,4 +1,4 @@
-"""The kind of draft whose vocabulary is another than the target's; the entry point `other-vocabulary`."""
+"""The kind of draft with another vocabulary than the target's; the entry point `other-vocabulary`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgespec.llama.weights import Model
 
 
 class TranslatedDraft(Draft):
-    """A draft model of another vocabulary: what it writes is translated into the target's tokens."""
+    """A draft model of another vocabulary, whose text is translated into the target's tokens."""
 
     model: Model
 
@@ -48,5 +48,5 @@ class TranslatedDraft(Draft):
         return min(math.ceil(n_ctx * ROOM_PER_TOKEN), self.model.n_ctx_train)
 
     def open(self, sequences: SequencePool) -> DraftModel:
-        """Return the draft model of one generation, which speaks the target's tokens."""
+        """Return the draft model of one generation, which takes and returns the target's tokens."""
         return TranslatedModel(sequences.begin([0]), self.target, self._map)

@@ -4,14 +4,14 @@
     string level   the draft writes a few more tokens greedily, and the target's tokenizer says how it would
                    write that text (SLEM); its first token takes the place of the draft's likeliest
 
-both of arXiv 2502.05202, joined in one row. The string level costs passes. It is always used where the
-draft's likeliest token is none of the target's. Elsewhere (a bracket and a colon, which the target writes
-together with the line's end) it is used for as long as it changes anything: after _QUIET looks at a token
-that changed nothing the token is taken as it is, until the target's text shows that it was the beginning of
-a longer one.
+both of arXiv 2502.05202, joined in one row. The string level costs passes. It is always used if the
+draft's likeliest token is not in the target's vocabulary. Otherwise (a bracket and a colon, which the target
+writes together with the line's end) it is used as long as it changes anything: after _QUIET attempts at a
+token that changed nothing the token is used unchanged, until the target's text shows that it was the
+beginning of a longer one.
 
-What is proposed is verified as any proposal is. Every row is a distribution of its own, made from the past
-and the draft's logits alone, so what is emitted stays the target's, however well the two agree.
+Proposals are verified like any others. Every row is a distribution made only from the past and the draft's
+logits, so the emitted text stays the target's, however well the two agree.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Translation:
         self._words.clear()
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Translate `ids`, which follow; the last word so far may be spelled anew."""
+        """Translate `ids`, which follow; the last word so far may be tokenized again."""
         word = self._pop_word()
         for token in ids:
             if word and self._begins_word(word, token):
@@ -83,9 +83,9 @@ class Translation:
             self._append_word(word[: max(0, n - self.n_read)])
 
     def drop_first(self, n_tokens: int) -> int:
-        """Leave out the first words, of at least `n_tokens` of the draft's tokens.
+        """Drop the first words, at least `n_tokens` of the draft's tokens.
 
-        Return how many tokens of the target they are.
+        Return how many of the target's tokens were dropped.
         """
         start, at = next((word for word in self._words if word[1] >= n_tokens), self._words[-1])
         del self._ids[:start], self.tokens[:at]
@@ -93,7 +93,7 @@ class Translation:
         return start
 
     def alone(self, token: int) -> list[int]:
-        """Return the draft's tokens for one of the target's, wherever it stands."""
+        """Return the draft's tokens for one of the target's, regardless of its context."""
         if token == self._bos:  # the draft has one of its own, or wants none
             return []
         draft = int(self._draft_of[token])
@@ -154,11 +154,11 @@ class ForeignSession(DraftSession, Protocol):
 
 
 class TranslatedModel(DraftModel):
-    """`session`'s model behind the interface of DraftModel, all counted in the target's tokens.
+    """The model of `session` behind the interface of DraftModel, which counts the target's tokens.
 
-    Its cache holds BOS where the model wants one, the translation of what it has read, and after that what
-    it said when it looked ahead, which is used again where the sequence goes that way. `trim` therefore
-    only forgets: the next pass keeps what its cache and the sequence have in common.
+    Its cache holds BOS if the model wants one, the translation of what it has read, and after that the
+    tokens it wrote when it looked ahead, which are reused if the sequence continues with them. So `trim` only
+    forgets: the next pass keeps the common prefix of its cache and the sequence.
     """
 
     def __init__(self, session: ForeignSession, target: TokenVocabulary, mapping: VocabularyMap) -> None:
@@ -182,7 +182,7 @@ class TranslatedModel(DraftModel):
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of the target that the model's context holds, roughly: how many its own are, varies."""
+        """Tokens of the target that the model's context holds, estimated from its own."""
         return int(self._session.n_ctx / ROOM_PER_TOKEN)
 
     @property
@@ -226,7 +226,7 @@ class TranslatedModel(DraftModel):
         return ForwardResult(out, time.perf_counter() - started, 0)
 
     def trim(self, n_tokens: int) -> None:
-        """Forget what was read beyond the sequence's first `n_tokens` tokens."""
+        """Forget the tokens read after the sequence's first `n_tokens`."""
         self._translation.truncate(max(0, n_tokens - self._offset))
         self._offset = min(self._offset, n_tokens)
 
@@ -237,7 +237,7 @@ class TranslatedModel(DraftModel):
         self._translation.clear()
 
     def _follow(self, tokens: Sequence[int]) -> list[int]:
-        """Translate what of `tokens` is new; return what the cache should hold."""
+        """Translate the new part of `tokens`; return the tokens that the cache should hold."""
         translation = self._translation
         translation.extend(tokens[self._offset + translation.n_read :])
         most = self._session.n_ctx - len(self._prefix) - _MOST_LOOKED - 1
@@ -265,7 +265,7 @@ class TranslatedModel(DraftModel):
         return rows
 
     def _row_after(self, wanted: Sequence[int]) -> Rows:
-        """Return the logits after `wanted`: seen before, or of one pass."""
+        """Return the logits after `wanted`: known ones, or those of one pass."""
         n_kept = self._common(wanted)
         if n_kept == len(wanted):
             self._seen = {n: row for n, row in self._seen.items() if n >= n_kept}
@@ -280,9 +280,9 @@ class TranslatedModel(DraftModel):
     # --- the string level
 
     def _look(self, row: Rows, n_before: int, out: Rows, place: int) -> None:
-        """Where the target would write the draft's likeliest text with another token, put that in its place.
+        """If the target would write the draft's likeliest text with another token, put that in its place.
 
-        `row` are the draft's logits after `n_before` tokens; `out` is the row made of it, of the token at
+        `row`: the draft's logits after `n_before` tokens; `out`: the row made from them, for the token at
         `place` in the sequence.
         """
         first = int(row.argmax())

@@ -1,4 +1,4 @@
-"""Two vocabularies side by side: which token of the one stands for the same bytes as which of the other.
+"""Maps two vocabularies: which tokens of both stand for the same bytes.
 
 Text is what two tokenizers share, so tokens are compared by their bytes, whatever each file calls them:
 byte-level BPE, SentencePiece's spaces, single bytes. Control tokens have no text; they stand for each
@@ -20,7 +20,7 @@ NONE = -1
 
 
 class TokenVocabulary(Protocol):
-    """Tokens and their texts, as a `Model` has them."""
+    """Tokens and their texts, as `Model` provides them."""
 
     @property
     def n_vocab(self) -> int:
@@ -74,9 +74,9 @@ class VocabularyMap:
 
 
 def map_vocabularies(target: TokenVocabulary, draft: TokenVocabulary) -> VocabularyMap:
-    """Return the map between two vocabularies; a microsecond or two for each token.
+    """Return the map between two vocabularies; takes a microsecond or two per token.
 
-    Where several tokens have the same bytes, the one that the tokenizer itself writes is taken, else that of
+    If several tokens have the same bytes, the one that the tokenizer itself uses is chosen, else the one with
     the smallest id. A control token of the target is read as the draft's control token of the same name, and
     the target's ends as the draft's end. BOS is never proposed, nor is any other control token.
     """

@@ -1,16 +1,16 @@
 """DFlash heads (arXiv 2602.06036) and their kin, which draft a block of tokens in one pass.
 
 The target's states become keys and values of some blocks, which then draft over the last token and masks.
-What a pass says about each place of a block, given the token that was drafted before it:
+The logits of a pass for each place of a block, given the token that was drafted before it:
 
     PlainRows    DFlash: each place by itself
-    MarkovRows   DSpark: the token before adds a row of a matrix of low rank to the logits, and a confidence
-                 says how likely the place's token is accepted
+    MarkovRows   DSpark: the token before adds a row of a low-rank matrix to the logits, and a confidence
+             estimates how likely the place's token is accepted
     PathRows     DFlash 2, with convolutions: a selector gives some candidates of each place; a pair of
                  neighbours has a score
 
-The library makes a DSpark block as if each place's likeliest token were drafted. Where another one was,
-MarkovRows puts the difference right:
+The library computes a DSpark block as if each place's likeliest token were drafted. If another one was,
+MarkovRows corrects the difference:
 
     logits(i | t) = logits(i | g) + W2 (W1[t] - W1[g])       g: the likeliest token of place i - 1
     confidence    = sigmoid(c . [h(i); W1[t]] + b)           likewise
@@ -19,8 +19,8 @@ Of a DFlash 2 block it gives the candidates and the scores of all pairs,
 
     score(a, b) = logit(b) + <A[a] * H h(i), B[b]>           a: a candidate of place i - 1; b: of place i
 
-which are the logits of b after a. Whatever a row is, tokens are drawn from it and verified by it, so that it
-changes no text.
+which are the logits of b after a. Tokens are drawn from a row and verified by the same row, so rows change
+no text.
 
     BlockDraft   the draft, from its file to its sessions
     BlockHead    its model
@@ -78,7 +78,7 @@ class PlainRows:
         return len(self._rows)
 
     def set(self, block: ForwardResult) -> None:
-        """Take what a pass over a block gave."""
+        """Store the result of a pass over a block."""
         self._rows = block.rows[self._first :, : self._n_row].copy()
 
     def clear(self) -> None:
@@ -91,7 +91,7 @@ class PlainRows:
 
 
 class MarkovHead:
-    """The further parts of a DSpark head, from its file."""
+    """The additional parts of a DSpark head, from its file."""
 
     def __init__(self, head: BlockHead, n_threads: int) -> None:
         """Load the parts. Raises EdgespecError and MemoryError."""
@@ -115,13 +115,13 @@ class MarkovHead:
 
     @property
     def has_confidence(self) -> bool:
-        """Whether it says how likely a token is accepted."""
+        """Whether it estimates how likely a token is accepted."""
         return self._to_confidence is not None
 
     def difference(self, token: int, guess: int, n_row: int) -> tuple[Rows, float]:
-        """Return what `token` in the place of `guess` adds to the logits of the next place, shape (1, n_row).
+        """Return what `token` instead of `guess` adds to the logits of the next place, shape (1, n_row).
 
-        And to the logarithm of the odds of its confidence, 0 without one.
+        Also return what it adds to the log odds of the confidence; 0 without one.
         """
         of_token, of_guess = self._of_token([token, guess])
         step = of_token - of_guess
@@ -150,7 +150,7 @@ class MarkovRows(PlainRows):
         self._confidences: list[float] = []
 
     def set(self, block: ForwardResult) -> None:
-        """Take what a pass over a block gave."""
+        """Store the result of a pass over a block."""
         super().set(block)
         self._likeliest = block.rows[self._first :].argmax(axis=1).tolist()
         if block.features is not None:
@@ -182,7 +182,7 @@ class PathRows(PlainRows):
         self._scores: npt.NDArray[np.float32] = np.empty((0, self._k, self._k), np.float32)
 
     def set(self, block: ForwardResult) -> None:
-        """Take what a pass over a block gave."""
+        """Store the result of a pass over a block."""
         super().set(block)
         assert block.features is not None  # noqa: S101 - for the type checker
         k, packed = self._k, block.features[self._first :]
@@ -192,7 +192,7 @@ class PathRows(PlainRows):
     def logits_at(self, place: int, before: int) -> tuple[Rows, float | None]:
         """Return the logits of a place after the token `before`.
 
-        Those of the place by itself, where `before` is none of the candidates: a grammar chose it.
+        If `before` is not a candidate (a grammar chose it), they do not depend on it.
         """
         above = 0
         if place:
@@ -217,7 +217,7 @@ def rows_maker(head: BlockHead, n_threads: int) -> Callable[[int], PlainRows]:
 
 
 def _moved(chance: float, odds: float) -> float:
-    """Return a chance with `odds` added to the logarithm of its odds."""
+    """Return a probability after adding `odds` to its log odds."""
     chance = min(max(chance, 1e-7), 1.0 - 1e-7)
     return float(1.0 / (1.0 + (1.0 / chance - 1.0) * np.exp(-odds)))
 
@@ -269,7 +269,7 @@ _FIRST, _FURTHER = 2, 1  # the n in `block_curve` of the pass of a draft, and of
 
 
 class BlockModel(WindowedModel):
-    """`session`'s head behind the interface of DraftModel."""
+    """The head of `session` behind the interface of DraftModel."""
 
     features: TargetFeatures
 
@@ -282,7 +282,7 @@ class BlockModel(WindowedModel):
         n_vocab: int,
         make_rows: Callable[[int], PlainRows],
     ) -> None:
-        """Draft with `session`, of a cache that takes inputs, from what `features` will hold.
+        """Draft with `session`, whose cache takes inputs, from the states in `features`.
 
         Only the first `n_vocab` tokens are drafted. `make_rows`: what `rows_maker` returned for `head`.
         """
@@ -293,20 +293,20 @@ class BlockModel(WindowedModel):
         self._rows = make_rows(self._n_row)
 
     def begin(self, tokens: Sequence[int] = ()) -> None:
-        """Start on the sequence `tokens`; what was read of one that begins like it stays."""
+        """Start on the sequence `tokens`; keep the part that it shares with the last one."""
         self._rows.clear()
         n_same = n_common(self._session.tokens, tokens[self._offset :])
         if not self._go_back(n_same):
             self._start_at(self.features.first)
 
     def rest(self) -> None:
-        """Do nothing: what was read stays for the next text, which may begin like this one."""
+        """Do nothing: the sequence is kept for the next text, which may begin with it."""
 
     def follows(self, n_tokens: int) -> bool:
         """Whether it can draft after `n_tokens` tokens.
 
-        It needs all states but the last token's, and at least one; or the last are drafted, and a part of
-        its block is left.
+        It needs all states but the last token's, and at least one; or the last tokens are drafted, and a part
+        of their block is left.
         """
         if self._is_new(n_tokens):
             return max(self.features.first, self._offset) < n_tokens - 1 == self.features.end
@@ -318,11 +318,11 @@ class BlockModel(WindowedModel):
         return _FIRST if self._is_new(n_tokens) else _FURTHER
 
     def make_room(self, n_tokens: int) -> None:
-        """Start again from the recent half where the sequence and the masks do not fit."""
+        """Start again from the recent half if the sequence and the masks do not fit."""
         super().make_room(n_tokens + len(self._masks))
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read the states of `tokens` that are known and it has not read."""
+        """Read the known states of `tokens` that it has not read."""
         start = self._offset + self.n_past
         if start < self.features.first:
             start = self.features.first
@@ -395,7 +395,7 @@ class BlockDraft(LayersDraft):
     ties_output = True
 
     def own_damage(self, tensors: Mapping[str, TensorInfo], n_known: int) -> str:
-        """Say what is wrong with its blocks, its mask or its convolutions; "" if nothing."""
+        """Return what is wrong with its blocks, its mask or its convolutions; "" if nothing."""
         head, size = self.header, _block_size(self.header)
         if not 2 <= size <= _LARGEST_BLOCK:
             return f"its blocks are of {size} tokens, and should be of 2 to {_LARGEST_BLOCK}"
@@ -428,7 +428,7 @@ class BlockDraft(LayersDraft):
         )
 
     def timed_rows(self, tokens: Sequence[int]) -> Inputs | None:
-        """States of zeros where many are read; few tokens are a block of masks."""
+        """Return states of zeros for many tokens; few tokens are a block of masks."""
         return super().timed_rows(tokens) if len(tokens) > N_MAX else None
 
     def costs(self, curve: CostCurve) -> CostCurve:

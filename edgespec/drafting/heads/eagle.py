@@ -1,6 +1,6 @@
-"""EAGLE-3 heads (arXiv 2503.01840): an encoder makes one row of a token's states, of three layers.
+"""EAGLE-3 heads (arXiv 2503.01840): an encoder turns a token's states, from three layers, into one row.
 
-One block reads token t beside the row before t, and says what may follow t; along a draft the row is the
+One block reads token t with the row before t, and predicts what follows t; along a draft the row is the
 block's own. EAGLE-3.1 (arXiv 2605.09992) adds norms.
 
     EagleDraft   the draft, from its file to its sessions
@@ -77,7 +77,7 @@ class EagleDraft(LayersDraft):
         )
 
     def timed_rows(self, tokens: Sequence[int]) -> Inputs | None:
-        """Encoded states of zeros; a pass over one token is one along a draft, without the encoder."""
+        """Return encoded states of zeros; a pass over one token is one along a draft, without the encoder."""
         if len(tokens) == 1:
             return super().timed_rows(tokens)
         return self.model.encode(np.zeros((len(tokens), self.target.n_state), np.float32))
@@ -98,7 +98,7 @@ class EagleHead(LayersHead):
         self._encoded.ask(with_features=True)
 
     def encode(self, states: Features) -> Inputs:
-        """The head's input for states of the target of shape (n, n_state of the target): (n, n_embd)."""
+        """Return the head's input, shape (n, n_embd), for the target's states, shape (n, n_state)."""
         self._encoder.require_open()
         rows = np.empty((len(states), self.n_embd), np.float32)
         for start in range(0, len(states), _ENCODED):

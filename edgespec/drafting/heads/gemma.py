@@ -2,13 +2,13 @@
 
 It reads the last token together with the target's hidden state before it, and along a draft each token with
 its own last state. Its layers attend to the keys and values of the target's last layers, one with a sliding
-window and one without. Its passes leave nothing, so that nothing is taken back: all of a draft's tokens stand
-at the place after the last that the target has read.
+window and one without. Its passes leave nothing in the cache, so nothing is rewound: all tokens of a draft
+have the position after the last token that the target has read.
 
     GemmaDraft    the draft, from its file to its sessions
     GemmaHead     its model
-    LentCache     a context of the head on the cells of the target's context; it needs a free cell a token
-    LentSession   passes after a sequence of the target, which they leave as it is
+    LentCache     a context of the head on the cells of the target's context; it needs one free cell per token
+    LentSession   passes after a sequence of the target, which they do not change
     LentModel     the head of one generation
 """
 
@@ -79,7 +79,7 @@ class LentCache(KVCache):
     def __init__(
         self, model: GemmaHead, lender: KVCache, *, n_threads: int, interrupt: Interrupt | None = None
     ) -> None:
-        """Let `model` work on the cells of `lender`, a cache of its target with nothing in it yet.
+        """Let `model` work on the cells of `lender`, an empty cache of its target.
 
         Raises EdgespecError if the context cannot be created.
         """
@@ -122,12 +122,12 @@ class LentSession:
         return self.cache.sessions[self.sequence].tokens if self.target else []
 
     def eval(self, tokens: Sequence[int], *, n_logits: int = 1) -> Rows:
-        """Return the logits after each of the last `n_logits` of `tokens`, beside states of zeros."""
+        """Return the logits after each of the last `n_logits` of `tokens`, read with states of zeros."""
         inputs = np.zeros((len(tokens), self.model.n_input), np.float32)
         return self.cache.forward([SequenceTokens(self.sequence, tokens, n_logits, inputs=inputs)])[0].rows
 
     def rewind(self, n_keep: int) -> int:
-        """Do nothing, as no pass left anything; return `n_keep`."""
+        """Do nothing, as passes leave nothing; return `n_keep`."""
         return n_keep
 
     def checkpoint(self) -> None:
@@ -146,7 +146,7 @@ class _TimedSession(LentSession):
 
 
 class LentModel(DraftModel):
-    """`session`'s head behind the interface of DraftModel."""
+    """The head of `session` behind the interface of DraftModel."""
 
     features: TargetFeatures
     _session: LentSession
@@ -154,7 +154,7 @@ class LentModel(DraftModel):
     def __init__(
         self, session: LentSession, features: TargetFeatures, pool: SequencePool, *, n_vocab: int
     ) -> None:
-        """Draft with `session`, from what `features` will hold, in the cache of `pool`, the target's.
+        """Draft with `session`, from the states in `features`, in the cache of `pool`, the target's.
 
         Only the first `n_vocab` tokens are drafted.
         """
@@ -191,7 +191,7 @@ class LentModel(DraftModel):
         """Do nothing."""
 
     def make_room(self, n_tokens: int) -> None:
-        """Do nothing: the target's sequence has what room it needs."""
+        """Do nothing: it uses the room of the target's sequence."""
 
     def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
         """Return the pass over the last token; `follows` must say that it can, and there are no `guesses`."""
@@ -208,7 +208,7 @@ class LentModel(DraftModel):
         return self._finish(evaluated)
 
     def trim(self, n_tokens: int) -> None:
-        """Forget its own state of what comes after the sequence's first `n_tokens` tokens."""
+        """Forget its own state after the sequence's first `n_tokens` tokens."""
         if self._own_at >= n_tokens:
             self._own_at = -1
 
@@ -222,7 +222,7 @@ class GemmaDraft(PublishedDraft):
     _cache: LentCache | None = None
 
     def check(self, target: GGUFHeader) -> None:
-        """Check as every published head; in the target's cache it needs no room of its own."""
+        """Check as for every published head; in the target's cache it needs no room of its own."""
         super().check(target)
         self.header = replace(self.header, n_head_kv=(0,) * self.header.n_layer)
 
@@ -231,13 +231,13 @@ class GemmaDraft(PublishedDraft):
         return _misfit(self.header, target)
 
     def damage(self, target: GGUFHeader) -> str:
-        """The part of the file that would make llama.cpp end the process; "" if nothing."""
+        """Return the part of the file that would make llama.cpp abort; "" if none."""
         head = self.header
         n = max(head.gguf.integers(f"{head.architecture}.nextn_predict_layers"), default=0)
         return "" if n == head.n_layer else f"it says that {n} of its {head.n_layer} layers draft"
 
     def load_target(self, header: GGUFHeader, *, kernels: bool, remote: RemoteLayers | None) -> Model:
-        """Load the target as it is: the head reads its last hidden states."""
+        """Load the target without changes: the head reads its last hidden states."""
         return Model(header.path, kernels=kernels, header=header)
 
     def load_model(self, *, kernels: bool) -> Model:
@@ -267,8 +267,8 @@ class GemmaDraft(PublishedDraft):
 def _misfit(head: GGUFHeader, target: GGUFHeader) -> str:
     """Return why a Gemma 4 head cannot work in the cache of `target`; "" if it can.
 
-    It takes the keys and values of the last layer but one, which has a sliding window, and of the last, which
-    has none, as if they were its own.
+    It uses the keys and values of the last layer but one, which has a sliding window, and of the last, which
+    has none, as its own.
     """
     if target.architecture != "gemma4":
         return f"it is for Gemma 4, not for architecture {target.architecture}"

@@ -1,15 +1,15 @@
 """Draft heads: blocks that continue from the target's hidden states, in the place of a draft model.
 
 A head has a file of its own, made here (made.py) or published (published.py), or is in the target's own file
-(mtp.py). It attends to a window of the sequence. Most say a token a pass (`HeadModel`):
+(mtp.py). It attends to a window of the sequence. Most draft one token per pass (`HeadModel`):
 
-Token i is read together with the hidden state of token i - 1. That is the target's own where the target has
-been, and else, along a draft, the head's last one:
+Token i is read together with the hidden state of token i - 1. That is the target's own if the target has
+read it, and otherwise, along a draft, the head's last one:
 
     sequence     t0  t1  t2  t3 | d4  d5          t3 is emitted, d4 and d5 are drafted
     read with        f0  f1  f2 | g3  g4          f: the target's, known after its pass; g: the head's
 
-Once the target has verified the draft, f3, f4 .. are known: tokens read with g3, g4 .. are taken back and
+Once the target has verified the draft, f3, f4 .. are known: tokens read with g3, g4 .. are removed and
 read again, in the same pass as the token that begins the next draft.
 """
 
@@ -61,7 +61,7 @@ class HeadDraft(Draft):
         )
 
     def features(self) -> TargetFeatures:
-        """Return a place for the target's hidden states along one sequence."""
+        """Return a buffer for the target's hidden states along one sequence."""
         return TargetFeatures(self.target.n_state)
 
     def timed_rows(self, tokens: Sequence[int]) -> Inputs | None:
@@ -72,8 +72,8 @@ class HeadDraft(Draft):
 class WindowedModel(DraftModel):
     """A head that attends only to the last tokens: its pass costs the same in a text of any length.
 
-    The oldest go out of its cache, some at a time, and the others stay where they are, so that nothing is
-    read again. That costs acceptance, never exactness.
+    The oldest leave its cache, some at a time, and the others stay in place, so that nothing is read again.
+    That costs acceptance, never exactness.
     """
 
     _session: Session
@@ -84,10 +84,10 @@ class WindowedModel(DraftModel):
         return self._session.n_held
 
     def make_room(self, n_tokens: int) -> None:
-        """Drop the oldest tokens where a sequence of `n_tokens` is longer than the window by a step.
+        """Drop the oldest tokens if a sequence of `n_tokens` exceeds the window by a step.
 
-        Where the model cannot drop them, or too much of the sequence is unread, it starts again from the
-        recent half when its context is full.
+        If the model cannot drop them, or too much of the sequence is unread, it starts again from the recent
+        half when its context is full.
         """
         session = self._session
         n_all, n_past = n_tokens - self._offset, session.n_past
@@ -100,7 +100,7 @@ class WindowedModel(DraftModel):
             self._start_at(n_tokens - self.n_ctx // 2)
 
     def _go_back(self, n_keep: int) -> bool:
-        """Cut its sequence back to `n_keep` tokens; return False where none of them would be left."""
+        """Cut its sequence back to `n_keep` tokens; return False if none of them would be left."""
         if n_keep <= self._session.n_past - self._session.n_held:
             return False
         self._session.rewind(n_keep)
@@ -108,9 +108,9 @@ class WindowedModel(DraftModel):
 
 
 class HeadModel(WindowedModel):
-    """`session`'s head behind the interface of DraftModel.
+    """The head of `session` behind the interface of DraftModel.
 
-    It begins where the target's hidden states are known, which is late in a long prompt, and begins anew
+    It begins where the target's hidden states are known, which is late in a long prompt, and starts over
     after a gap in them: that costs acceptance, never exactness.
     """
 
@@ -126,11 +126,11 @@ class HeadModel(WindowedModel):
         fusion: Callable[[Sequence[int], Features], Inputs] | None = None,
         encode: Callable[[Features], Features] | None = None,
     ) -> None:
-        """Draft with `session`, of a cache that takes inputs, from what `features` will hold.
+        """Draft with `session`, whose cache takes inputs, from the states in `features`.
 
         Only the first `n_vocab` tokens are drafted. `token_ids`: the tokens of its rows of logits, ascending;
-        None: all. `fusion` joins tokens and the states before them to what it takes; without it that is the
-        states as they are, beside tokens, its own too: the target's as `encode` returns them, if it is given.
+        None: all. `fusion` returns the inputs for tokens and the states before them; without it, the inputs
+        are tokens together with these states. `encode` converts the target's states, not the head's own.
         """
         super().__init__(session, n_vocab=n_vocab)
         if token_ids is not None:
@@ -144,7 +144,7 @@ class HeadModel(WindowedModel):
         self._own: Features = features.rows(0, 0)  # its own hidden state of token `_own_at`
 
     def begin(self, tokens: Sequence[int] = ()) -> None:
-        """Start on the sequence `tokens`; what was read of one that begins like it stays."""
+        """Start on the sequence `tokens`; keep the part that it shares with the last one."""
         n_same = n_common(self._session.tokens, tokens[self._offset : -1])
         n_kept = min(n_same, self._n_true - self._offset)
         self._own_at = -1
@@ -152,7 +152,7 @@ class HeadModel(WindowedModel):
             self._start_at(self.features.first + 1)
 
     def rest(self) -> None:
-        """Do nothing: what was read stays for the next text, which may begin like this one."""
+        """Do nothing: the sequence is kept for the next text, which may begin with it."""
 
     def follows(self, n_tokens: int) -> bool:
         """Whether it can draft after `n_tokens` tokens: it needs the hidden state of the last but one."""
@@ -174,7 +174,7 @@ class HeadModel(WindowedModel):
     def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
         """Return the pass over what it has not read; there are no `guesses`.
 
-        The target's hidden states must be known, but for the last token's predecessor (`follows`).
+        The target's hidden states must be known, except for the last token's predecessor (`follows`).
         """
         started = time.perf_counter()
         start = self._find_start()
@@ -198,14 +198,14 @@ class HeadModel(WindowedModel):
     def trim(self, n_tokens: int) -> None:
         """Remove from the cache all but the sequence's first `n_tokens` tokens.
 
-        Tokens read with its own hidden states go too, where the target's have become known.
+        Tokens read with its own hidden states are removed too, once the target's are known.
         """
         if self.features.end >= self._n_true:
             n_tokens = min(n_tokens, self._n_true)
         super().trim(n_tokens)
 
     def _find_start(self) -> int:
-        """Return the index of the next token to read; begin anew where the states for it are not kept."""
+        """Return the index of the next token to read; start over if its states are no longer kept."""
         start = self._offset + self.n_past
         if start <= self.features.first:
             start = self.features.first + 1
@@ -217,7 +217,7 @@ class HeadModel(WindowedModel):
         self._n_true = offset
 
     def _inputs(self, start: int, tokens: Sequence[int]) -> Inputs:
-        """The tokens read in place of `tokens`, which stand from index `start` on."""
+        """Return the inputs for `tokens`, which begin at index `start`."""
         n_known = min(len(tokens), self.features.end - start + 1)
         if n_known <= 0:
             states = self._own

@@ -43,9 +43,9 @@ class HeadFile(msgspec.Struct, frozen=True, eq=False):
 
 
 def read_head(header: GGUFHeader) -> HeadFile | None:
-    """The description of a head in its file; None for an ordinary model.
+    """Return the description of a head in its file; None for an ordinary model.
 
-    Raises EdgespecError if the file is not as training made it.
+    Raises EdgespecError if the file is not as training wrote it.
     """
     path, gguf = header.path, header.gguf
     if not header.is_head:

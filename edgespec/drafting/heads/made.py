@@ -1,8 +1,8 @@
 """Draft heads that edgespec makes: one block that continues from the target's hidden states (head_file.py).
 
 Its input for token t after a token with the hidden state f is We e(t) + Wf f, with e the target's own input
-embedding, which is read in the target's file. Its own hidden state takes f's place where the target has not
-been. (EAGLE, arXiv 2401.15077.)
+embedding, which is read in the target's file. Its own hidden state replaces f where the target has not
+read yet. (EAGLE, arXiv 2401.15077.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REMEMBERED = 1024  # tokens: 6 MB for a target of 1,536 elements
 class Fusion:
     """The input of a head in place of tokens: the fusion matrix times embedding and hidden state.
 
-    What embeddings give is remembered: the same few hundred tokens make most of a text.
+    Products of embeddings are cached: a few hundred tokens make up most of a text.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Fusion:
         self._of_token: dict[int, npt.NDArray[np.float32]] = {}
 
     def __call__(self, tokens: Sequence[int], features: Features) -> npt.NDArray[np.float32]:
-        """Return the inputs for `tokens`, the first of them after features[0]; both of one length.
+        """Return the inputs for `tokens`, the first of them after features[0]; both have the same length.
 
         Shape (len(tokens), n_embd).
         """
@@ -82,7 +82,7 @@ class MadeDraft(HeadDraft):
     header: GGUFHeader
 
     def check(self, target: GGUFHeader) -> None:
-        """Read the file; raise UsageError where it was made for another file than that of `target`."""
+        """Read the file; raise UsageError if it was made for another file than that of `target`."""
         self.header = check_model_file(self.header)
         head = read_head(self.header)
         assert head  # noqa: S101 - for the type checker
@@ -106,7 +106,7 @@ class MadeDraft(HeadDraft):
         )
 
     def timed_rows(self, tokens: Sequence[int]) -> Inputs | None:
-        """Rows of tokens, joined with states of zeros."""
+        """Return the rows of tokens joined with states of zeros."""
         return self._fusion(tokens, np.zeros((len(tokens), self._head.n_embd), np.float32))
 
 

@@ -1,4 +1,4 @@
-"""Matrices of draft heads that edgespec itself reads and multiplies: as they lie in a file, and of 8 bits."""
+"""Matrices of draft heads that edgespec itself reads and multiplies: mapped from a file, and of 8 bits."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class TargetEmbeddings(MappedMatrix):
 class EightBitMatrix:
     """A matrix of Q8_0 and its products. Two threads must not use it at once.
 
-    Not multiplied by numpy: threads of its library wait busily for 30 ms after each product, on the
-    processors that the target's pass needs then.
+    numpy does not multiply them: its library's threads spin for 30 ms after each product, on processors that
+    the target's pass then needs.
     """
 
     def __init__(self, matrix: _Floats, n_threads: int, plugin: Plugin | None) -> None:
-        """Quantize `matrix`, (rows, columns); `plugin`: the kernels, where they are used.
+        """Quantize `matrix`, (rows, columns); `plugin`: the kernels, if they are used.
 
         Raises MemoryError.
         """
@@ -79,7 +79,7 @@ class EightBitMatrix:
     def multiply(self, vectors: _Floats, out: _Floats) -> None:
         """Write the products with `vectors`, (n, columns), into `out`, (n, rows), both contiguous.
 
-        Raises ValueError for others.
+        Raises ValueError for other shapes.
         """
         if self._rows is not None:
             _core.multiply(self._rows, vectors, out)

@@ -1,13 +1,13 @@
-"""The head in a target's own file, which drafts: multi-token prediction (MTP), "nextn" in GGUF files.
+"""The drafting head in a target's own file: multi-token prediction (MTP), "nextn" in GGUF files.
 
 It is a block after those of the target, with an input matrix of its own: it reads token t together with the
-target's hidden state before t, and says what may follow t. (DeepSeek-V3, arXiv 2412.19437, section 2.2.)
+target's hidden state before t, and predicts what follows t. (DeepSeek-V3, arXiv 2412.19437, section 2.2.)
 Published models were trained with it, so it drafts well; most programs leave it out when they load the file.
 llama.cpp runs it in a context of its own kind, over the weights of the target.
 
     MtpDraft    the draft, from the target's file to its sessions
     MtpTarget   a target that is loaded with its head
-    MtpHead     that head, which sessions take as a model of its own
+    MtpHead     that head, which sessions use like a model
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _OUTPUTS = ("output.weight", "token_embd.weight")
 
 
 def why_no_mtp(header: GGUFHeader) -> str:
-    """Return in a few words why the file has no head that can be used; "" if it has one.
+    """Return in a few words why the file has no usable head; "" if it has one.
 
-    The library ends the process where its own assertions about a head fail, so they are checked here.
+    The library aborts if its own assertions about a head fail, so they are checked here.
     """
     if header.n_nextn == 0:
         return "its file has no MTP head"
@@ -56,7 +56,7 @@ def why_no_mtp(header: GGUFHeader) -> str:
 
 
 class MtpTarget(Model):
-    """A target that is loaded with its head, and gives the hidden states that the head reads."""
+    """A target that is loaded with its head, and returns the hidden states that the head reads."""
 
     _with_nextn = True
 
@@ -75,7 +75,7 @@ class MtpTarget(Model):
 class MtpHead(Model):
     """The head of a target behind the interface of a model: weights, tokenizer and sessions are the target's.
 
-    It only attends, whatever kind of model the target is.
+    It uses only attention, whatever kind of model the target is.
     """
 
     takes_states = True
@@ -148,5 +148,5 @@ class MtpDraft(HeadDraft):
         return MtpHead(self.target)
 
     def open(self, sequences: SequencePool) -> DraftModel:
-        """Return the head of one generation, which reads the target's states beside its tokens."""
+        """Return the head of one generation, which reads the target's states with its tokens."""
         return HeadModel(sequences.begin([0]), self.features(), n_vocab=self.target.n_vocab)

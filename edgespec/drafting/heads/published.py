@@ -1,13 +1,13 @@
 """Draft heads that are published as files of their own, each made for one target.
 
 Files are as llama.cpp's converter writes them: `general.architecture` names a family, and keys and tensors
-say which of its kinds a file is. What it lacks of embeddings and output matrix is the target's. A head that
-is not run is refused with the reason.
+show which of its kinds a file is. Missing embeddings and output matrices are the target's. An unsupported
+head is refused with the reason.
 
     PublishedDraft   the draft, which checks its file
-    LayersDraft      one that reads the hidden states of several layers of its target, side by side
-    LayersTarget     a target that gives the states of these layers
-    LayersHead       its model, which needs its target loaded beside it
+    LayersDraft      one that reads the hidden states of several layers of its target, concatenated
+    LayersTarget     a target that returns the states of these layers
+    LayersHead       its model, which needs its target loaded
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class HeadKind(NamedTuple):
 
 
 def says(*keys: str) -> Callable[[GGUFHeader], bool]:
-    """Return a test for a file that has one of these metadata, with a number other than 0."""
+    """Return a test for files with one of these metadata keys, with a value other than 0."""
     return lambda head: any(any(head.gguf.integers(f"{head.architecture}.{key}")) for key in keys)
 
 
 def holds(*tensors: str) -> Callable[[GGUFHeader], bool]:
-    """Return a test for a file that has a tensor whose name begins with one of these."""
+    """Return a test for files with a tensor whose name begins with one of these."""
     return lambda head: any(tensor.name.startswith(tensors) for tensor in head.gguf.tensors)
 
 
@@ -98,14 +98,14 @@ class PublishedDraft(HeadDraft):
         raise NotImplementedError
 
     def damage(self, target: GGUFHeader) -> str:
-        """The part of its file that would make llama.cpp end the process or read past an end; "" if nothing.
+        """Return the part of its file that would make llama.cpp abort or read out of bounds; "" if none.
 
         The library checks the shapes of other tensors itself when it loads the file.
         """
         raise NotImplementedError
 
     def without_layers(self, drafter: DrafterChoice) -> Draft:
-        """Raise UsageError: it needs the layers' states."""
+        """Raise UsageError: it needs the states of layers, which lie on nodes."""
         problem = "reads what is in the target's layers, which lie on nodes: choose another draft"
         raise UsageError(problem, field="draft", value=self.name)
 
@@ -156,11 +156,11 @@ class LayersDraft(PublishedDraft):
         return ""
 
     def load_target(self, header: GGUFHeader, *, kernels: bool, remote: RemoteLayers | None) -> Model:
-        """Load the target, so that it gives the states of these layers."""
+        """Load the target such that it returns the states of these layers."""
         return LayersTarget(header, self.header, kernels=kernels)
 
     def damage(self, target: GGUFHeader) -> str:
-        """The part of its file that would make llama.cpp end the process; "" if nothing."""
+        """Return the part of its file that would make llama.cpp abort; "" if none."""
         head, tensors = self.header, {tensor.name: tensor for tensor in self.header.gguf.tensors}
         embeddings, output = tensors.get("token_embd.weight"), tensors.get("output.weight")
         n_known = embeddings.rows if embeddings else target.n_vocab
@@ -182,12 +182,12 @@ class LayersDraft(PublishedDraft):
     """Whether its own embeddings, if it has them, are its output matrix too."""
 
     def own_damage(self, tensors: Mapping[str, TensorInfo], n_known: int) -> str:
-        """The same of what its family alone has; `n_known`: tokens of which there are embeddings."""
+        """Return the same for parts that only its family has; `n_known`: number of tokens with embeddings."""
         raise NotImplementedError
 
 
 def gives_layers(head: GGUFHeader, target: GGUFHeader) -> bool:
-    """Whether llama.cpp hands out what `head` reads of `target`."""
+    """Whether llama.cpp exports the states of `target` that `head` reads."""
     reads_last = max(layers_of(head)) == target.n_layer - target.n_nextn
     return target.architecture in (_GIVE_LAST if reads_last else _GIVE_LAYERS)
 
@@ -198,7 +198,7 @@ def _no_states(target: GGUFHeader) -> str:
 
 
 def _bad_ids(head: GGUFHeader, ids: TensorInfo) -> str:
-    """The fault of its list of the tokens that it drafts; "" if nothing."""
+    """Return the fault in its list of the tokens that it drafts; "" if none."""
     if ids.kind != type_number("i64") or len(ids.shape) != 1:
         return "its list of tokens (d2t) is not of 64-bit integers"
     values = np.fromfile(head.path, np.int64, ids.shape[0], offset=head.gguf.data_start + ids.offset)
@@ -208,7 +208,7 @@ def _bad_ids(head: GGUFHeader, ids: TensorInfo) -> str:
 
 
 class LayersTarget(Model):
-    """A target that gives the hidden states of the layers that a published head reads."""
+    """A target that returns the hidden states of the layers that a published head reads."""
 
     def __init__(self, header: GGUFHeader, head: GGUFHeader, *, kernels: bool) -> None:
         """Load the file of `header`, for the head of a file that `PublishedDraft.check` has checked."""
@@ -228,7 +228,7 @@ class LayersTarget(Model):
 
 
 class LayersHead(Model):
-    """The model of a head that reads several layers, which needs its target loaded beside it."""
+    """The model of a head that reads several layers; it needs its target loaded."""
 
     takes_states = True
     most_batch = MOST_BATCH
@@ -240,6 +240,6 @@ class LayersHead(Model):
         super().__init__(header.path, kernels=kernels, header=header)
 
     def make_context(self, params: llama.llama_context_params) -> llama.llama_context_p | None:
-        """Return a context that uses the target's weights beside its own."""
+        """Return a context that uses the target's weights as well as its own."""
         params.ctx_other = self._beside.context
         return super().make_context(params)

@@ -72,7 +72,7 @@ _ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "i8mm", "sve", "bf16")
 
 
 def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Report:
-    """The object of --json, for `models`; None: those of the default pair that are here.
+    """The object of --json, for `models`; None: those of the default pair on this machine.
 
     `root`: where /proc and /sys are. With `retest` the kernels are tested and timed again.
     """
@@ -93,7 +93,7 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
 
 
 def model_paths(models: Sequence[str] | None) -> dict[str, Path]:
-    """Return the files of `models`; None: those of the default pair that are here, if its target is."""
+    """Return the files of `models`; None: those of the default pair on this machine, if its target is."""
     if models:
         return {name: resolve(name, pull_missing=False) for name in models}
     here = {}
@@ -231,7 +231,7 @@ def _loaded(header: GGUFHeader, *, with_head: bool) -> list[TensorInfo]:
 
 
 def _draft(name: str, target: GGUFHeader) -> GGUFHeader | None:
-    """Return the header of what would draft for a target, as far as it is here."""
+    """Return the header of the draft that a target would use; None if it is not on this machine."""
     try:
         partner = choose_refs(name, None).draft
         if partner:

@@ -393,7 +393,7 @@ def _as_in_llama_cpp(prompt: PromptOptions, models: ModelChoice) -> tuple[Prompt
 def _as_in_ollama(prompt: PromptOptions, models: ModelChoice) -> tuple[PromptOptions, ModelChoice]:
     """Take the first word as the target if it is the name of a model or a pair, and none was named otherwise.
 
-    The words after it are the prompt. Raises UsageError where there is none, and for several words that do
+    The words after it are the prompt. Raises UsageError if there is none, and for several words that do
     not begin with a model.
     """
     words = prompt.words or []

@@ -146,7 +146,7 @@ class Constraint(Closing):
         return len(tokens)
 
     def forced(self, path: Path) -> int | None:
-        """Return the only token that may follow `path`; None where there is a choice, or nothing may."""
+        """Return the only token that may follow `path`; None if there is a choice, or nothing may."""
         allowed = self._allowed(tuple(path))
         return int(allowed.ids[0]) if allowed is not None and allowed.n == 1 else None
 

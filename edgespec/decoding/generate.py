@@ -1,12 +1,12 @@
 """The exact loop: propose, verify, accept or resample.
 
 `ask` returns a text's part of the target's next pass, and `process` makes a step of its result. So the
-loop is written once, and whoever runs it makes one pass for many texts (engine/batcher.py).
+loop is written once, and its driver makes one pass for many texts (engine/batcher.py).
 
 The target's cache lags its sequence by the last emitted token, which is evaluated with the next draft, and
 by the accepted tokens before it that it does not hold. Those are the ones of a side branch, for a cache in
 one piece and in the order of the text is that of plain decoding, bit for bit; and those that went with the
-rejected ones where these could not be taken back alone (Session.rewind). Whatever ends the loop, the cache
+rejected ones if these could not be removed alone (Session.rewind). Whatever ends the loop, the cache
 holds emitted tokens and nothing else.
 
 Verification: which drafted tokens are kept, and the token that follows them.

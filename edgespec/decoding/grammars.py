@@ -419,7 +419,7 @@ class LibraryMatcher:
         return self._matcher.compute_ff_tokens()
 
     def _check(self) -> None:
-        """Raise EdgespecError where the library has given up: a dead end, or a grammar beyond its limits."""
+        """Raise EdgespecError if the library has given up: a dead end, or a grammar beyond its limits."""
         if self._matcher.is_error():
             raise EdgespecError(
                 f"no text can follow here: {reason(self._matcher.get_error())}", field=self._name

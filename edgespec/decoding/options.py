@@ -91,7 +91,7 @@ class Options:
     stop_tokens: Sequence[int] = ()
     """Tokens that end the text, and are not part of it, as those that end a generation do."""
     until: Callable[[], Callable[[Token], bool]] | None = None
-    """Makes what is told of each token of one text, and says whether the text ends with it; None: nothing."""
+    """Makes the function that gets each token of a text and says whether it ends the text; None: none."""
     cascade: WakePolicy | None = None
     lenience: float = 1.0
     """A drafted token is accepted at this share of the probability that exactness asks for; 1 is exact."""

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from edgespec.decoding.tree import Tree, TreeNode, children_of, depth_first, is_chain
 
 Forced = Callable[[Sequence[int]], int | None]
-"""The only token that may follow these tokens of the tree; None where there is a choice."""
+"""The only token that may follow these tokens of the tree; None if there is a choice."""
 
 
 def merge(trees: Sequence[Tree]) -> Tree:

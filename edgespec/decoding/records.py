@@ -250,7 +250,7 @@ class Result(msgspec.Struct, frozen=True):
     plain_tokens_per_s: float | None = None
     """Tokens a second expected of plain decoding at the end, after measured passes. None: not known."""
     energy: Measurement | None = None
-    """Energy of the whole generation; None where no meter was given."""
+    """Energy of the whole generation; None if no meter was given."""
     mode: Mode = "exact"
     n_cached: int = 0
     """Tokens of the prompt that were known of an earlier timeline and not read again."""

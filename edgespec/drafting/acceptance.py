@@ -75,7 +75,7 @@ class AcceptanceTable:
 
     @property
     def overall(self) -> float:
-        """Where cells are alike: the acceptance over all of them in this text."""
+        """Return the acceptance over all cells in this text, for cells that are `alike`."""
         return self._completed(N_DEPTHS, 0, self._usual)
 
     def chance(self, depth: int, bucket: int) -> float:

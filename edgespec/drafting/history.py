@@ -217,7 +217,7 @@ def find_histories(kept: Kept = HISTORY) -> list[HistoryInfo]:
 
 @contextmanager
 def _open(path: Path, *, make: bool = False, old: Sequence[Path] = ()) -> Iterator[sqlite3.Connection | None]:
-    """Open the file for one transaction; None where there is none, unless `make` makes it.
+    """Open the file for one transaction; None if there is none, unless `make` makes it.
 
     `old`: files of version 1 to import.
     """

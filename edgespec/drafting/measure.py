@@ -56,7 +56,7 @@ class Measured:
     draft: CostCurve | None
     """Seconds; None without a draft."""
     target_watts: float | None
-    """Watts of the processor packages and their memory in its passes; None where they cannot be counted."""
+    """Watts of the processor packages and their memory in its passes; None if they cannot be counted."""
     draft_watts: float | None
     spread: float
     """Interquartile range over median of a pass's repeats, the median over all passes; 0 if not repeated."""

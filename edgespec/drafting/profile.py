@@ -179,7 +179,7 @@ class PassCosts:
         return self._read(n_tokens, n_past) * math.exp(self._log_read)
 
     def _read(self, n_tokens: int, n_past: int) -> float:
-        """Return the same before any was timed; the curve's figure is for reading its longer context."""
+        """Return the seconds before any prefill was timed; the curve's figure is for its longer context."""
         longer, usual = (self._before(n)[1][-1] for n in (n_past + n_tokens // 2, CONTEXTS[1] // 2))
         read = self._curve.read
         return n_tokens * max(read + float(longer - usual) / N_MAX, read * 0.5)
@@ -299,7 +299,7 @@ class Profile(msgspec.Struct, frozen=True):
     draft: CostCurve | None = None
     """Seconds; None for a target alone, and until enough passes of the draft model were timed."""
     target_watts: Positive | None = None
-    """Watts in the target's passes; None where `edgespec profile` could not count them."""
+    """Watts in the target's passes; None if `edgespec profile` could not count them."""
     draft_watts: Positive | None = None
     measured: str | None = None
     """When `edgespec profile` measured the curves, as an ISO date; None: only learned from runs."""
@@ -384,7 +384,7 @@ def store(
     """Store the result of `change` on the stored profile of `key` (None: there is none); return its file.
 
     This is done under a lock, one process after the other. Raises OSError or
-    UsageError where nothing can be written, and ValueError for numbers that no profile may hold.
+    UsageError if nothing can be written, and ValueError for numbers that no profile may hold.
     """
     file = _file(key, on_message)
     file.update(lambda stored: change(stored).as_text().encode())
@@ -408,7 +408,7 @@ def store_learned(
     *,
     on_message: MessageFn = silent,
 ) -> Path | None:
-    """Store what a run learned; return the file, or None where it cannot be written.
+    """Store what a run learned; return the file, or None if it cannot be written.
 
     The stored curves are moved towards `target` and `draft`, at most halfway; a first curve of the draft
     model is stored once it is based on enough passes. `acceptance` replaces the stored one.

@@ -90,7 +90,7 @@ class Calibration(msgspec.Struct, frozen=True):
     format: int = CALIBRATION_FORMAT
 
     def with_choices(self, choices: Sequence[ThresholdChoice]) -> Calibration:
-        """Return the calibration with `choices` in place of older ones of the same signal and span."""
+        """Return the calibration with `choices` replacing older ones of the same signal and span."""
         return msgspec.structs.replace(
             self, choices={**self.choices, **{_choice_name(c.signal, c.span): c for c in choices}}
         )
@@ -129,7 +129,7 @@ def check_storable(target: GGUFHeader, draft: GGUFHeader) -> None:
 def store_calibration(target: GGUFHeader, draft: GGUFHeader, choices: Sequence[ThresholdChoice]) -> Path:
     """Store `choices` with those of other signals and spans, and return the file.
 
-    Raises OSError where it cannot be written.
+    Raises OSError if it cannot be written.
     """
     file = _calibration_file(target, draft, silent)
 

@@ -445,12 +445,12 @@ class Engine(Closing):
 
     @property
     def target_name(self) -> str:
-        """The target as it was given, or its name in the registry."""
+        """The target's name, as the user gave it or in the registry."""
         return self._pair.target_name
 
     @property
     def draft_name(self) -> str | None:
-        """The draft as it was given, or its name in the registry; None without a draft model."""
+        """The draft's name, as the user gave it or in the registry; None without a draft model."""
         return self._pair.draft.name
 
     @property

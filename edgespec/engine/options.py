@@ -29,7 +29,7 @@ class EngineOptions:
     """A path, a name of the registry, `hf:OWNER/REPO/FILE.gguf` or a URL; or both models, chosen before
     (model_choice.py). None: the default pair's target."""
     draft: str | Path | None = None
-    """The same of the draft model; None: the best one known for the target, if any."""
+    """As `target`, for the draft model; None: the best one known for the target, if any."""
     _: KW_ONLY
     drafter: DrafterChoice | str | Callable[[], UserDrafter] = "auto"
     """What may draft (decoding/choices.py); "suffix" and "none" load no draft model. Or a drafter that a user
@@ -66,7 +66,7 @@ class EngineOptions:
     little; q4_0 takes a quarter, and some models write nonsense. "auto": the more exact of f16 and q8_0 in
     which `n_cells` tokens fit, or `n_ctx` of each of `parallel` requests. A draft's cache is in F16."""
     chat_template: str | None = None
-    """A template in place of the target's own: the name of another in its file or of a form of llama.cpp's
+    """A template instead of the target's own: the name of another in its file or of a form of llama.cpp's
     ("chatml"), a file, or a program in Jinja; None: its own."""
     rpc: tuple[str, ...] = ()
     """HOST:PORT of each machine that holds layers of the target (docs/many-machines.md)."""

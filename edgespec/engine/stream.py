@@ -39,7 +39,7 @@ class Stream:
     def __init__(
         self, loop: Loop, pair: Pair, plan: Plan, *, called: float, window: MeterWindow | None
     ) -> None:
-        """Read `loop`, which writes tokens of the target of `pair`, until the text ends as `plan` says.
+        """Read the tokens that `loop` writes, until the text ends by the options of `plan`.
 
         `called`: the time of the call, by `time.perf_counter`. `window`: counts its energy.
         """
@@ -52,7 +52,7 @@ class Stream:
         self._window = window
         self._energy: Measurement | None = None
         self.energy_share = 1.0
-        """Its own share of the energy measured while it ran, beside requests that ran with it."""
+        """Its share of the energy measured while it ran together with other requests."""
         self._n_alone = 0
         self._parts: list[str] = []
         self._ids: list[int] = []
@@ -68,13 +68,13 @@ class Stream:
         self._loop_ended = False
         self._error: BaseException | None = None
         self.advance: Callable[[], None] = self.close
-        """Advances the loop; set by whoever runs it."""
+        """Advances the loop; set by its driver."""
         self.lock = HomeLock("the engine")
-        """The lock of whoever advances texts of the engine; set by whoever runs the loop."""
+        """The lock held while texts of the engine advance; set by the loop's driver."""
         self.confirm: Callable[[], None] = lambda: None
-        """Called before the text is complete, which it may `cut`; set by whoever runs it."""
+        """Called before the text is complete, which it may `cut`; set by its driver."""
         self.on_closed: Callable[[Stream], None] = lambda _stream: None
-        """Called once, when nothing more will come; set by whoever runs it."""
+        """Called once, when nothing more will come; set by its driver."""
 
     def __iter__(self) -> Iterator[Token]:
         return self

@@ -26,7 +26,7 @@ class StateRoom(NamedTuple):
 
     path: Path
     limit: int
-    """Bytes of all files together, whatever models they are of; those unused for longest are deleted."""
+    """Bytes of all files together, whatever models they are of; the least recently used are deleted."""
 
 
 SERVED_PREFIXES = 256 << 20

@@ -36,7 +36,7 @@ _CONTEXT = "P13llama_context"  # the type of its pointer, as C++ names have it
 
 
 class HiddenStates(msgspec.Struct, frozen=True):
-    """One way of getting hidden states out of a pass; which ones the library has is found out once."""
+    """One way of getting hidden states out of a pass; the library's support is checked once."""
 
     ask: Callable[[Any, bool], object]
     """Takes a context, and whether the passes that follow keep hidden states."""
@@ -136,7 +136,7 @@ _last_norm = backend.foreign_function("llama_get_embeddings", ctypes.c_void_p, c
 LAST_NORM = HiddenStates(llama.llama_set_embeddings, lambda context: (_last_norm(context),), all_logits=True)
 NEXTN = _nextn(all_logits=False)
 NEXTN_HEAD = _nextn(all_logits=True)
-"""Both are None where the library does not export what they need."""
+"""Both are None if the library does not export what they need."""
 
 
 # ---- the outputs of a pass: rows of logits, and the hidden states that they were made from ----

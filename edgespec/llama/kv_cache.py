@@ -105,7 +105,7 @@ class KVCache(Closing):
             else Rollback(self.n_sequences, self.max_leaves)
         )
         self.most_drafted = min(self.n_logits_max - 1, self._rollback.most_drafted or self.n_logits_max)
-        """Most tokens of a pass that may be taken back after it."""
+        """Most tokens of a pass that may be removed after it."""
         n_sequences = self.n_sequences + self._rollback.n_spare
         context = self._make_context(n_threads, n_sequences)
         # The finalizer's reference keeps the weights until the context that uses them is freed, even if the

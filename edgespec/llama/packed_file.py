@@ -46,7 +46,7 @@ LEAST_BYTES = 32 << 20
 """Smaller models are packed in a moment."""
 
 MOST_BYTES = 16 << 30
-"""Bytes of all files together; those unused for longest are deleted, and those unused for a month."""
+"""Bytes of all files together; the least recently used are deleted, and those unused for a month."""
 
 LEAST_FREE_SHARE = 0.1
 """Share of the disk that must remain free."""

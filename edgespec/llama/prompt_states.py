@@ -78,7 +78,7 @@ class StateFolder:
         self._path, self._limit = room
         self._folder = state_files(room.path)
         self.on_message = on_message
-        """Gives a line to whoever listens, for the user."""
+        """Takes lines for the user."""
         self.warn_once = once(on_message)
         """Report a line, unless it was reported before."""
         self._known: dict[str, _StoredSequence] = {}

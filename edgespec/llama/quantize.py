@@ -81,7 +81,7 @@ def quantize(
     `pure` gives every tensor the same type instead of llama.cpp's mixture. `n_threads` 0 means all
     processors. `importance`: of the columns of each matrix. `on_progress` takes the number of
     the next tensor and the total; an exception from it ends the work. `dst` appears complete or not at all,
-    also on Ctrl-C; an older file is replaced.
+    even on Ctrl-C; an older file is replaced.
     Raises UsageError for an unknown type, for `src == dst`, and if a type needs an importance and there is
     none; EdgespecError when the library fails.
     """

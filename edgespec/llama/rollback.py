@@ -39,7 +39,7 @@ class RollbackSize(msgspec.Struct, frozen=True):
     """Room that a cache reserves for rewinding a model with a recurrent state; others need none."""
 
     n_snapshots: int = 0
-    """Tokens of one pass that can be taken back at once; only where the library keeps snapshots, else 0."""
+    """Tokens of one pass that can be removed at once; 0 unless the library keeps snapshots."""
     n_marks: int = 1
     """Without snapshots: earlier states of a text that it can go back to. One serves passes that draft, after
     of each the text continues from its end or from its beginning; a draft model, whose passes have a
@@ -64,7 +64,7 @@ class Rollback:
     n_snapshots = 0
     """Snapshots that the library must keep of each sequence."""
     most_drafted: int | None = None
-    """Most tokens of a pass that can be taken back without reading others again; None: any number."""
+    """Most tokens of a pass that can be removed without reading others again; None: any number."""
 
     _context: llama.llama_context_p
     _memory: object
@@ -73,7 +73,7 @@ class Rollback:
         """Serve trees of up to `n_leaves` leaves per pass: a spare sequence for each but the trunk's."""
         self._n_sequences = n_sequences
         self.n_spare = n_leaves - 1
-        """Sequences that it needs beside the sequences'."""
+        """Spare sequences that it needs in addition."""
         self._sides = [-1] * self.n_spare  # whose cells each spare sequence shares; -1: nobody's
         self._has_branches = False  # in the cache: Ctrl-C may come right after a tree's pass
 
@@ -235,7 +235,7 @@ class Rollback:
 # the state first, and changes nothing where it cannot.
 
 LONG = 64
-"""Tokens from which on a pass may be broken off: the state is copied before, which costs little beside it."""
+"""Number of tokens from which a pass may be interrupted: copying the state before it then costs little."""
 
 MOST_COPIES = 2
 """Most copies of states for each sequence: the one after the fewest tokens, and the last."""

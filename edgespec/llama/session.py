@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EmbeddingsFn = Callable[[Sequence[int]], Inputs | None]
 """Returns the rows that the first layer takes for n tokens, shape (n, n_embd); already scaled if the
-architecture scales embeddings (Gemma). For a head: the target's hidden states; None where it takes tokens
+architecture scales embeddings (Gemma). For a head: the target's hidden states; None if it takes tokens
 alone."""
 
 
@@ -47,7 +47,7 @@ class Session(Closing):
         interrupt: Interrupt | None = None,
         rollback: RollbackSize | None = None,
     ) -> None:
-        """Open a sequence of up to `n_ctx` tokens in a cache of its own.
+        """Open a sequence of up to `n_ctx` tokens in its own cache.
 
         `n_batch`: most tokens computed in one pass. `n_logits_max`: most rows one `eval` returns; it sets the
         size of buffers. `embeddings`: returns the input rows of tokens, for a model whose own table lacks
@@ -98,7 +98,7 @@ class Session(Closing):
         return self.n_past - self.cache.rollback.n_dropped(self.sequence)
 
     def drop_first(self, n_tokens: int) -> bool:
-        """Remove the first `n_tokens`, of more, from the cache.
+        """Remove the first `n_tokens` tokens, but not all, from the cache.
 
         Later tokens attend only to the others, which keep their positions; `n_past` is unchanged. A `rewind`
         to `n_tokens` or fewer empties the sequence. Returns False, and does nothing, if the model has a

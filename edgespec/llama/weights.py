@@ -67,7 +67,7 @@ class Model(Closing):
     remote: RemoteLayers | None = None
     """Its layers on nodes, or None."""
     takes_states = False
-    """Whether its passes take hidden states beside tokens."""
+    """Whether its passes take hidden states as well as tokens."""
     takes_tokens_alone = False
     """Whether a pass is over the one or the other."""
     most_batch = 512
@@ -134,7 +134,7 @@ class Model(Closing):
         self.n_embd: int = llama.llama_model_n_embd_out(model)
         """Elements of a hidden state after the last norm."""
         self.n_input: int = llama.llama_model_n_embd_inp(model)
-        """Elements of a row that its passes take in place of a token, or beside it."""
+        """Elements of a row that its passes take instead of a token, or with it."""
         self.n_state: int = self.n_embd
         """Elements of a hidden state as its passes give it."""
         self.n_ctx_train: int = llama.llama_model_n_ctx_train(model)
@@ -151,11 +151,11 @@ class Model(Closing):
         self.can_rewind = not (
             llama.llama_model_is_diffusion(model) or self.header.architecture in _NEVER_BACK
         )
-        """Whether tokens can be taken back. If not, nothing drafts and each text has a cache of its own."""
+        """Whether sequences can be rewound. If not, nothing drafts and each text has its own cache."""
         self.keeps_state = self.can_rewind and bool(
             llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model)
         )
-        """Whether it keeps a state of a text that every token changes (rollback.py)."""
+        """Whether it has a recurrent state, which every token changes (rollback.py)."""
 
     def _open(self) -> None:
         with packing(self._packs) as packed:

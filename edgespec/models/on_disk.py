@@ -357,7 +357,7 @@ def is_store(folder: Path) -> bool:
 
 
 def list_ollama(folders: Sequence[Path] = ()) -> Listing:
-    """Return all models of Ollama's stores and of those of `folders` that are one."""
+    """Return all models of Ollama's stores, including those among `folders`."""
     listing = Listing()
     for root in _roots(folders):
         listing.models += [_read(root, name) for name in _names(root, listing.problems)]
@@ -416,7 +416,7 @@ def _shown(name: str) -> str:
 
 
 def _read(root: Path, name: str) -> FoundModel:
-    """Return the model of a manifest, or why there is none."""
+    """Return the model of a manifest; its `problem` says why it is unusable."""
     file, size, problem, label = root / "manifests" / name, 0, "", _shown(name)
     try:
         layer = _model_layer(root, file)

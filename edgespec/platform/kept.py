@@ -512,7 +512,7 @@ class BoundedFolder:
         self._ours: set[str] = set()  # names whose beginning was looked at
 
     def make(self) -> None:
-        """Make the folder if there is none. Raises OSError where it cannot be made or read."""
+        """Make the folder if there is none. Raises OSError if it cannot be made or read."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.scandir(self.path).close()
 

@@ -404,7 +404,7 @@ class MappedPages:
 def cached_share(file: int, offset: int, size: int, samples: int = 64) -> float:
     """Return the share of `size` bytes of a file that is in the page cache, estimated from `samples` pages.
 
-    Nothing is read. 1 if the system does not tell. Raises OSError if the file is shorter.
+    Nothing is read. 1 if unknown. Raises OSError if the file is shorter.
     """
     page, state, found = mmap.PAGESIZE, ctypes.c_ubyte(), 0
     with mmap.mmap(file, offset + size, access=mmap.ACCESS_COPY) as memory:
@@ -498,7 +498,7 @@ _VCGENCMD_S = 5.0
 def processor_clock(root: Path = Path("/")) -> dict[str, Any] | None:
     """Return the processor's `governors` and its clock in MHz, `least` and `most` over all cores; 0: unknown.
 
-    `now` is the clock of the fastest core. None if the system does not tell. `root`: as above.
+    `now` is the clock of the fastest core. None if unknown. `root`: as above.
     """
     names = ("cpuinfo_min_freq", "cpuinfo_max_freq", "scaling_cur_freq")
     least, most, now = ([int(kHz) / 1000 for kHz in cpufreq(root, name) if kHz.isdigit()] for name in names)

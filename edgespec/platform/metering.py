@@ -36,7 +36,7 @@ class Measurement(msgspec.Struct, frozen=True):
     idle_w: float | None = None
     """Watts of the idle machine by the same source; None if unknown."""
     domains: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Joules by domain, such as package-0 and dram-0; psys (the board) beside these is not in `joules`."""
+    """Joules by domain, such as package-0 and dram-0; psys (the board), if listed, is not in `joules`."""
     phases: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Joules by phase; their sum is `joules`. Empty if nothing was marked."""
     source: str = ""

@@ -202,8 +202,8 @@ class Journal(PipedResults, Closing):
         """Begin, or resume an earlier run; with `restart`, delete its results. `as_text`: OUT is plain text.
 
         `belongs_to` must be the same for a run to resume: "input_sha256", "target_sha256", and options by
-        their fields' names. Raises UsageError where OUT is something else or belongs to something else,
-        EdgespecError where another process writes it, OSError.
+        their fields' names. Raises UsageError if OUT is something else or belongs to something else,
+        EdgespecError if another process writes it, OSError.
         """
         key = str(belongs_to["input_sha256"])[:16]
         super().__init__(_CLOSED, str(out), key, in_order=in_order, as_text=as_text)

@@ -61,7 +61,7 @@ class NodeSettings:
 def model_facts(target: str, draft: str | None) -> dict[str, str]:
     """Return facts that must be the same on all nodes: edgespec's version and the models' fingerprints.
 
-    Raises EdgespecError where a model is not here.
+    Raises EdgespecError if a model is not here.
     """
     facts = {"edgespec": version("edgespec")}
     for role, model in (("target", target), ("draft", draft)):

@@ -1,7 +1,7 @@
 """Measures targets with drafts on prompts, plain decoding and speculation in turns, and returns raw runs.
 
 `bench` measures the engine that it holds until a limit is reached. `compare`, `draft make` and `draft eval`
-measure `KeptCells`: each is a process of its own, so that its peak memory is not another's and a crash ends
+measure `KeptCells`: each is a separate process, so that its peak memory is its own and a crash ends
 only it. Its raw runs are kept as a file when it ends: what was stopped resumes.
 
     round 0   prompt 1: plain, auto    prompt 2: auto, plain    ...
@@ -251,7 +251,7 @@ def _read_again(
     with TeacherForcing(
         engine.target, small, n_ctx=n_ctx, n_threads=engine.n_threads, signals=signals
     ) as teacher:
-        return teacher.marks(stream.tokens[:n_prompt], answer)
+        return teacher.scores(stream.tokens[:n_prompt], answer)
 
 
 def read_answers(

@@ -62,7 +62,7 @@ class FileFacts:
     size: int
     """Bytes."""
     quantization: str
-    """Such as "Q4_K_M"; "" if neither registry nor file name tells."""
+    """Such as "Q4_K_M"; "" if neither registry nor file name shows it."""
     made_from: str = ""
     """The file it was quantized from on this machine, or ""; it can be no better than that one."""
 
@@ -76,7 +76,7 @@ class ModelFile:
     made_from: str = ""
     """Name of the model it was quantized from on this machine, or ""."""
     source: Path | None = None
-    """The file of that model, if it is here."""
+    """The file of that model, if it is on this machine."""
 
     def facts(self, on_bytes: Callable[[int], None] = lambda _: None) -> FileFacts:
         """Return the facts; hashes the file, reporting to `on_bytes`, unless its hash is known."""

@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One generation. Times in seconds; None: a peer does not tell."""
+    """One generation. Times in seconds; None: a peer does not report it."""
 
     prompt: str
     """The prompt's id, unique in its suite."""

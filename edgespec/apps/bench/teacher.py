@@ -66,7 +66,7 @@ class TeacherForcing(Closing):
     ) -> None:
         """Open contexts of `n_ctx` tokens; without `small` only `TeacherScores.best` is found.
 
-        Raises EdgespecError where they do not fit in memory.
+        Raises EdgespecError if they do not fit in memory.
         """
         n_ctx = -(-n_ctx // CTX_STEP) * CTX_STEP
         models = [target, small] if small else [target]
@@ -88,7 +88,7 @@ class TeacherForcing(Closing):
             self.close()
             raise
 
-    def marks(self, prompt: Sequence[int], answer: Sequence[int]) -> TeacherScores:
+    def scores(self, prompt: Sequence[int], answer: Sequence[int]) -> TeacherScores:
         """Return the scores of `answer` after `prompt`."""
         found = TeacherScores()
         n_vocab = min(session.model.n_vocab for session in self._sessions)
@@ -111,14 +111,14 @@ class TeacherForcing(Closing):
             session.close()
 
 
-def _add(marks: TeacherScores, target: Rows, small: Rows) -> None:
+def _add(scores: TeacherScores, target: Rows, small: Rows) -> None:
     divergence = _kl(target, small)
     if math.isnan(divergence):
         raise EdgespecError("logits are not finite: is a model's file damaged? (`edgespec models verify`)")
-    marks.margin.append(signal_of(small, "margin"))
-    marks.entropy.append(signal_of(small, "entropy"))
-    marks.agrees.append(int(target.argmax()) == int(small.argmax()))
-    marks.kl.append(divergence)
+    scores.margin.append(signal_of(small, "margin"))
+    scores.entropy.append(signal_of(small, "entropy"))
+    scores.agrees.append(int(target.argmax()) == int(small.argmax()))
+    scores.kl.append(divergence)
 
 
 def _kl(target: Rows, small: Rows) -> float:
@@ -136,13 +136,13 @@ def _kl(target: Rows, small: Rows) -> float:
 # ---- what a threshold costs and saves ----
 
 
-def simulate(marks: TeacherScores, wake_policy: WakePolicy) -> tuple[int, int, float]:
+def simulate(scores: TeacherScores, wake_policy: WakePolicy) -> tuple[int, int, float]:
     """Return the tokens that the small model gets wrong, those that the target writes, and the sum of the KL.
 
-    The cascade's rule is applied along the target's answer in `marks`: while the target is awake it writes a
+    The cascade's rule is applied along the target's answer in `scores`: while the target is awake it writes a
     span of tokens, and each token of the small model is compared as if the target had written all before it.
     """
-    values = marks.margin if wake_policy.signal == "margin" else marks.entropy
+    values = scores.margin if wake_policy.signal == "margin" else scores.entropy
     n_wrong = n_target = at = 0
     kl = 0.0
     while at < len(values):
@@ -151,17 +151,17 @@ def simulate(marks: TeacherScores, wake_policy: WakePolicy) -> tuple[int, int, f
             n_target += n
             at += n
         else:
-            n_wrong += not marks.agrees[at]
-            kl += marks.kl[at]
+            n_wrong += not scores.agrees[at]
+            kl += scores.kl[at]
             at += 1
     return n_wrong, n_target, kl
 
 
 def point(texts: Sequence[TeacherScores], wake_policy: WakePolicy) -> ThresholdPoint:
     """Return the loss and the savings of a threshold on these texts."""
-    found = [simulate(marks, wake_policy) for marks in texts]
+    found = [simulate(scores, wake_policy) for scores in texts]
     wrong = [n_wrong for n_wrong, _, _ in found]
-    lengths = [len(marks.agrees) for marks in texts]
+    lengths = [len(scores.agrees) for scores in texts]
     n = sum(lengths)
     assert wake_policy.threshold is not None  # noqa: S101 - for the type checker
     return ThresholdPoint(
@@ -189,7 +189,7 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float:
 
 def curve(texts: Sequence[TeacherScores], signal: Signal, span: Span) -> tuple[ThresholdPoint, ...]:
     """Return points from the small model alone to the target alone, in order of the target's share."""
-    values = [value for marks in texts for value in getattr(marks, signal)]
+    values = [value for scores in texts for value in getattr(scores, signal)]
     quantiles = np.quantile(values, np.linspace(0.0, 1.0, _N_THRESHOLDS + 2)[1:-1]).tolist()
     thresholds = {NEVER[signal], ALWAYS[signal], *(float(f"{value:.3g}") for value in quantiles)}
     points = (

@@ -51,7 +51,7 @@ class VectorModel(Model):
     """An embedding or reranking model."""
 
     def __init__(self, path: str | Path, *, pooling: Pooling | None = None, kernels: bool = True) -> None:
-        """Load `path`; `pooling`: in place of what its file says.
+        """Load `path`; `pooling` overrides the file's.
 
         Raises as `Model`, and UsageError for a model that writes text without `pooling`, or a reranking model
         with it.
@@ -234,7 +234,7 @@ class Embedder(Closing):
     ) -> None:
         """Load the model `name`, a file or any other reference that `resolve` takes.
 
-        `pooling`: in place of what its file says. `n_ctx`: most tokens of a text, at most what it was trained
+        `pooling` overrides the file's. `n_ctx`: most tokens of a text, at most what it was trained
         for. `interrupt` can end a pass. Raises as `resolve` and `VectorModel`.
         """
         path = resolve(name)
@@ -314,7 +314,7 @@ class Embedder(Closing):
     ) -> Vectors:
         """Return a row for each text, as `forward`, in as few passes as hold them.
 
-        `on_progress` is told after each pass how many texts are done.
+        `on_progress` is called after each pass with the number of texts done.
         """
         rows: list[Vectors] = []
         done = 0

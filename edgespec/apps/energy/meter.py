@@ -3,7 +3,7 @@
     counters   RAPL          figures are microjoules spent so far; cheap, read at every mark
     powers     all others    figures are watts at a moment; slow, read every interval_s by a thread
 
-For each kind of source, a SourceFinding tells whether this machine has it. All paths are below a root. The
+For each kind of source, a SourceFinding says whether this machine has it. All paths are below a root. The
 meter has windows of time, and the joules of each; of a counter also by phase:
 
     window = meter.begin()
@@ -751,7 +751,7 @@ def measure_idle(
 ) -> tuple[float | None, str]:
     """Return the mean watts over `seconds` in which this process sleeps, and why they are None or unreliable.
 
-    `on_progress` takes the seconds that have passed. `load` tells how busy other programs are.
+    `on_progress` takes the seconds that have passed. `load` measures how busy other programs are.
     """
     load = load or OtherLoad()
     window = meter.begin()

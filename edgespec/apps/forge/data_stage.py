@@ -106,7 +106,7 @@ class RejectedTexts:
     def __init__(self, dataset: Dataset, budget: int) -> None:
         """Read the newest, up to half of `budget` bytes.
 
-        Raises EdgespecError for a file of another model, and where it cannot be read.
+        Raises EdgespecError for a file of another model, and if it cannot be read.
         """
         self._dataset, self._budget = dataset, budget
         self.stored = RejectedPlaces(dataset.target.sha256).texts()
@@ -289,8 +289,8 @@ def write_texts(
 ) -> None:
     """Let `model` write until the dataset has `until` tokens, or its budget is used up.
 
-    `learns`: the training is of a head that learns from its mistakes; these are read first, and no more than
-    they need is written unless tokens or files are asked for. Raises EdgespecError, and KeyboardInterrupt
+    `learns`: a head learns from its mistakes; their texts are read first, and no more is written than they
+    need, unless tokens or files are asked for. Raises EdgespecError, and KeyboardInterrupt
     when it is stopped; what was written by then is stored.
     """
 

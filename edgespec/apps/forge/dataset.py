@@ -146,7 +146,7 @@ class Dataset:
         """Yield the texts in the order they were written; `held_out` selects those that are, or are not.
 
         Hidden states are views on mapped files. A damaged shard is set aside, with a message. Raises
-        EdgespecError where the disk fails.
+        EdgespecError if the disk fails.
         """
         for path in self.shards():
             for text in self._open(path):
@@ -188,7 +188,7 @@ class Dataset:
         """Lock the folder, to write texts up to `budget` bytes in all until the block is left.
 
         Raises EdgespecError if another process writes there, if the disk has no room for the budget, and
-        where the disk fails.
+        if the disk fails.
         """
         busy = f"another process writes the data of {self.target.name} ({self.folder}); wait, or end it"
         try:
@@ -213,7 +213,7 @@ class Dataset:
             raise EdgespecError(f"cannot write the data: {describe_os_error(error)}") from error
 
     def has_room(self, n_bytes: int) -> bool:
-        """Whether the budget has room for `n_bytes` more, beside what is on disk and what is waiting."""
+        """Whether the budget has room for `n_bytes` more, in addition to the stored and waiting texts."""
         return self._on_disk + sum(map(_bytes_of, self._waiting)) + n_bytes <= self._budget
 
     def append(self, text: TrainingText) -> bool:

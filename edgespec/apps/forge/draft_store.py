@@ -54,7 +54,7 @@ class DraftStore:
     def locked_folder(self) -> Iterator[Path]:
         """Hold the lock of this target's drafts, and give an empty folder that is removed afterwards.
 
-        Raises EdgespecError if another process holds the lock, and where the disk fails.
+        Raises EdgespecError if another process holds the lock, and if the disk fails.
         """
         busy = f"another process makes drafts for {self._target}; wait until it has ended, or end it"
         try:
@@ -138,7 +138,7 @@ class StoredDataset:
 
 
 def find_stored() -> list[StoredDataset]:
-    """The stored data of each target, by name. Raises UsageError where no home directory is known."""
+    """The stored data of each target, by name. Raises UsageError if no home directory is known."""
     root = FORGE.path()
     if not root.is_dir():
         return []
@@ -200,7 +200,7 @@ def delete_dataset(target_name: str, target_sha256: str) -> tuple[Path | None, i
 def delete_user_texts(stored: StoredDataset) -> int:
     """Delete the texts that came from the user, and all damaged shards; return how many texts are gone.
 
-    Raises EdgespecError while a draft is made for this target, and where the disk fails; each shard is then
+    Raises EdgespecError while a draft is made for this target, and if the disk fails; each shard is then
     complete, with or without these texts.
     """
     n_gone = 0

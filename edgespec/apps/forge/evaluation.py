@@ -1,7 +1,7 @@
 """Evaluation of drafts: tokens a second through the real loop, each draft and plain decoding in turns.
 
     timing    each draft        plain, and 4 tokens drafted a step: greedy. The pair's profile learns from it
-    round 0   each draft        plain, and "auto" as users get it: greedy, then at 0.8
+    round 0   each draft        plain, and "auto" as users get it: greedy, then at temperature 0.8
     round 1   each draft        the other way round, with the next seed
     ...
 
@@ -61,7 +61,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class CandidateResult:
-    """Speed of one candidate beside plain decoding, with the raw runs."""
+    """Speed of one candidate compared with plain decoding, and the raw runs."""
 
     candidate: Candidate
     timing: DraftTiming | None
@@ -76,7 +76,7 @@ class CandidateResult:
 
     @property
     def gains(self) -> DraftSpeedups:
-        """Median speed-ups; 1 where nothing was written."""
+        """Median speed-ups; 1 if nothing was written."""
         medians = [one.speedup.median if one.speedup else 1.0 for one in (self.greedy, self.sampled)]
         return DraftSpeedups(*medians)
 

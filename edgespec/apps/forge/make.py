@@ -195,7 +195,7 @@ def _family(path: Path, target: ModelWeights) -> HeadFamily:
 
 
 LEAST_GAIN = 0.02
-"""Gain over the present draft that a new one needs to be stored: less is not told from noise."""
+"""Gain over the present draft that a new one needs to be stored: less could be noise."""
 
 _HEAD_BYTES = 64 << 20  # of a file, roughly
 _BYTES_PER_PARAMETER = 16  # the parameter, its gradient, two moments
@@ -226,7 +226,7 @@ class MakeResult:
     """Record of the best, if it was stored."""
     path: Path | None = None
     guard: GuardFigures | None
-    """What decided, in place of the gain, where a head learnt from the history."""
+    """What decided, instead of the gain, if a head learned from the history."""
 
 
 def require_jax() -> None:

@@ -97,7 +97,7 @@ class DraftRequest:
 
     @property
     def default_tokens(self) -> int:
-        """Tokens that the target writes for such a training by default."""
+        """Default number of tokens that the target writes for this training."""
         wanted = self.tokens // 3 if self.tokens else round((self.hours or 0.0) * TOKENS_PER_HOUR)
         return min(max(wanted, LEAST_TOKENS), MOST_TOKENS)
 

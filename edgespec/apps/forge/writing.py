@@ -1,7 +1,7 @@
 """Generates a dataset's texts with the target, 16 at once in one KV cache; other texts are only read.
 
 A forward pass takes the next token of every text that is being written, and as many tokens of prompts and of
-texts to read as it has room for. It gives the hidden states of its tokens.
+texts to read as it has room for. It returns the hidden states of its tokens.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WritingSettings:
     """Sizes of the generation of texts."""
 
     n_texts: int = 16
-    """Texts at once; fewer where memory has no room for their KV cache."""
+    """Texts at once; fewer if memory has no room for their KV cache."""
     n_predict: int = 400
     longest_prompt: int = LONGEST_PROMPT
     """Most tokens of a prompt; longer prompts are skipped."""
@@ -146,7 +146,7 @@ class TargetWriter(Closing):
         interrupt: Interrupt | None = None,
         on_message: MessageFn = silent,
     ) -> None:
-        """Make the KV cache. Raises EdgespecError where memory has no room for it."""
+        """Make the KV cache. Raises EdgespecError if memory has no room for it."""
         self.model = model
         self.settings = settings or WritingSettings()
         self._longest = min(self.settings.longest_prompt + self.settings.n_predict, model.n_ctx_train)
@@ -175,7 +175,7 @@ class TargetWriter(Closing):
 
         Prompts that have a text already are skipped, so a stopped run resumes. On Ctrl-C the finished texts
         are stored. `on_progress` is called after each pass. Raises EdgespecError as `KVCache.forward`,
-        such as for a model without hidden states, and OSError where the disk fails.
+        such as for a model without hidden states, and OSError if the disk fails.
         """
         known, n_before = {text.key for text in writer.texts()}, writer.n_answer_tokens()
         run = WritingRun(writer, iter(prompts), known, n_before, until)

@@ -1,1 +1,1 @@
-"""The server: OpenAI's API over one engine (extra `edgespec[serve]`)."""
+"""The server: OpenAI's, Anthropic's and Ollama's APIs and a page (extra `edgespec[serve]`)."""

@@ -212,7 +212,7 @@ def add_run(app: FastAPI, engine: Engine, answerer: Answerer) -> None:
 
 
 def _prepared(engine: Engine, asked: RunRequest) -> tuple[list[int], Options]:
-    """Return prompt and options. Raises EdgespecError where an engine of the client's own would differ."""
+    """Return prompt and options. Raises EdgespecError if an engine of the client's own would differ."""
     bias = {token: -math.inf if value is None else value for token, value in asked.logit_bias.items()}
     fields = cast("dict[str, Any]", asked.params)
     tokens = engine.prompt_tokens(

@@ -82,7 +82,7 @@ class PromptTooLong(ApiError):  # noqa: N818 - what happened, as its reader says
     """A prompt of more tokens than fit, or than the server takes."""
 
     def __init__(self, field: str, n_prompt: int, most: int, n_ctx: int) -> None:
-        """Refuse `n_prompt` tokens of `field`, `most` of which may be in a context of `n_ctx`."""
+        """Refuse `n_prompt` tokens in `field`: at most `most` are allowed, in a context of `n_ctx`."""
         limit = f"This model's maximum context length is {n_ctx} tokens"
         if most < n_ctx - 1:
             limit = f"This server takes prompts of at most {most} tokens"

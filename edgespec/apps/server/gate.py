@@ -31,7 +31,7 @@ HEALTH = frozenset({"/health", "/v1/health"})
 _FREE = PATHS | HEALTH
 
 X_API_KEY = "x-api-key"
-"""Anthropic's header for the key, in the place of `Authorization`."""
+"""Anthropic's header for the key, instead of `Authorization`."""
 
 ALLOWED_PAGE = "is_allowed_page"
 """In a request's state: whether a page of another site sends it that the server lets in."""
@@ -133,7 +133,7 @@ class Gate:
             raise ApiError(403, "without an API key this server answers no other web page", code="origin")
 
     async def _read(self, path: str, headers: Headers, receive: Receive) -> bytes | None:
-        """Return the body; None where the client went away before it was complete."""
+        """Return the body; None if the client went away before it was complete."""
         encoding = headers.get("content-encoding", "identity")
         if encoding.strip().lower() not in ("", "identity"):
             line = f"Content-Encoding {encoding[:40]!r}: send the body uncompressed"

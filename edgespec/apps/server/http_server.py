@@ -57,7 +57,7 @@ class HttpServer(uvicorn.Server):
 
 
 class Working(Protocol):
-    """Whatever does a server's work beside its event loop: a worker, or several."""
+    """The part of a server that works outside its event loop: a worker, or several."""
 
     @property
     def parallel(self) -> int:

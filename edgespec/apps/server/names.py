@@ -41,7 +41,7 @@ class NamedModel:
     """A model, as requests name it."""
 
     name: str
-    """The name that answers tell."""
+    """The name in answers."""
     aliases: tuple[str, ...] = ()
     kinds: frozenset[ModelKind] = frozenset({"text"})
     """What it can do."""

@@ -340,7 +340,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
 
     @abstractmethod
     def _has_room(self, request: Asked) -> bool:
-        """Whether `request` can begin beside those that run."""
+        """Whether `request` can begin while the others run."""
 
     @abstractmethod
     def _begin(self, request: Asked) -> None:

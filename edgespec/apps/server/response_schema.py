@@ -30,7 +30,7 @@ class DraftUsage(TypedDict):
     sources: dict[str, dict[str, int]]
     """Tokens that each source of drafts proposed, `drafted`, and those `accepted`."""
     joules: float | None
-    """None where nothing measures them."""
+    """None if nothing measures them."""
     seed: int | None
     """The same seed gives this text again; None if timing influenced it, so no seed does."""
     note: str

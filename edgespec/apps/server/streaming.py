@@ -281,7 +281,7 @@ class AnswerWriter(ABC, Generic[Part, End]):
     whole_type = "application/json"
     """Content-Type of a whole answer."""
     errors = ErrorForm()
-    """How its API tells errors."""
+    """The form of errors in its API."""
     headers: Mapping[str, str] = {}
     """More headers of an answer."""
     remarks: Sequence[str] = ()

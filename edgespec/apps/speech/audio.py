@@ -432,5 +432,5 @@ def resampled(blocks: Iterable[Floats], rate: int) -> Iterator[Floats]:
 
 
 def is_silent(samples: Floats) -> bool:
-    """Whether there is no speech: a model asked for the text of silence makes some up."""
+    """Whether all samples are silence, for which a model would make up a text."""
     return not len(samples) or float(np.abs(samples).max()) < SILENCE

@@ -503,7 +503,7 @@ def open_transcriber(
 ) -> Iterator[Transcriber]:
     """Load `model` and its draft; free both at the end of the block.
 
-    `draft`: a smaller Whisper model, which drafts beside earlier text; "auto": only that text; or "none".
+    `draft`: a smaller Whisper model, which drafts along with earlier text; "auto": only that text; or "none".
     Raises UsageError or EdgespecError for files that are no Whisper models.
     """
     with ExitStack() as stack:

@@ -211,7 +211,7 @@ class DecoderCache(_Held):
         """Run one pass over all of `batch`; return for each its logits, shape (n_logits, n_vocab).
 
         The arrays are the caller's. Raises ValueError for an invalid token, sequence or parent, or a
-        sequence that would be longer than n_text_ctx, and EdgespecError where memory runs out. Nothing is
+        sequence that would be longer than n_text_ctx, and EdgespecError if memory runs out. Nothing is
         changed then.
         """
         kept, parts = [], (CPart * len(batch))()

@@ -51,12 +51,12 @@ class Decoded(NamedTuple):
 
 
 class BeamSearch:
-    """Searches the likeliest text of one window."""
+    """Searches for the likeliest text of one window."""
 
     def __init__(
         self, cache: DecoderCache, rules: SpeechRules, options: SpeechOptions, *, n_ctx: int
     ) -> None:
-        """Search in `cache`, whose sequence 0 holds the prompt, what `rules` allow."""
+        """Search the texts that `rules` allow, in `cache`, whose sequence 0 holds the prompt."""
         self._cache = cache
         self._rules = rules
         self._n_beams = options.beam or 1

@@ -1,4 +1,4 @@
-"""Draft heads: blocks that continue from the target's hidden states, in the place of a draft model.
+"""Draft heads: blocks that continue from the target's hidden states, instead of a draft model.
 
 A head has a file of its own, made here (made.py) or published (published.py), or is in the target's own file
 (mtp.py). It attends to a window of the sequence. Most draft one token per pass (`HeadModel`):
@@ -65,7 +65,7 @@ class HeadDraft(Draft):
         return TargetFeatures(self.target.n_state)
 
     def timed_rows(self, tokens: Sequence[int]) -> Inputs | None:
-        """Rows of zeros in place of hidden states."""
+        """Return rows of zeros instead of hidden states."""
         return np.zeros((len(tokens), self.model.n_input), np.float32)
 
 

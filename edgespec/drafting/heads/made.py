@@ -29,7 +29,7 @@ _REMEMBERED = 1024  # tokens: 6 MB for a target of 1,536 elements
 
 
 class Fusion:
-    """The input of a head in place of tokens: the fusion matrix times embedding and hidden state.
+    """The input of a head instead of tokens: the fusion matrix times embedding and hidden state.
 
     Products of embeddings are cached: a few hundred tokens make up most of a text.
     """

@@ -106,7 +106,7 @@ class MtpHead(Model):
 
 
 def header_of_head(header: GGUFHeader) -> GGUFHeader:
-    """Return the header of a file with a head as if it held only the head; its bytes are those of a pass."""
+    """Return a file's header as if it held only its head; the size is the bytes that a pass reads."""
     block = f"blk.{header.n_layer - 1}."
     tensors = {tensor.name: tensor for tensor in read_tensors(header)}
     own = [tensor for name, tensor in tensors.items() if name.startswith(block)]

@@ -182,7 +182,7 @@ class LayersDraft(PublishedDraft):
     """Whether its own embeddings, if it has them, are its output matrix too."""
 
     def own_damage(self, tensors: Mapping[str, TensorInfo], n_known: int) -> str:
-        """Return the same for parts that only its family has; `n_known`: number of tokens with embeddings."""
+        """Return the fault in parts that only its family has; `n_known`: number of tokens with embeddings."""
         raise NotImplementedError
 
 

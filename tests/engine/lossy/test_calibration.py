@@ -242,8 +242,8 @@ def test_a_damaged_file_is_looked_at_only(headers):
 def test_marks_are_what_the_models_say_token_by_token(tiny_target, tiny_draft):
     prompt, answer = list(range(40, 52)), list(range(60, 95))
     with TeacherForcing(tiny_target, tiny_draft, n_ctx=100, n_threads=1) as teacher:
-        found = teacher.marks(prompt, answer)
-        assert teacher.marks(prompt, answer) == found, "it begins anew each time"
+        found = teacher.scores(prompt, answer)
+        assert teacher.scores(prompt, answer) == found, "it begins anew each time"
     rows = []
     for model in (tiny_target, tiny_draft):
         with Session(model, n_ctx=128, n_threads=1) as session:
@@ -258,9 +258,9 @@ def test_marks_are_what_the_models_say_token_by_token(tiny_target, tiny_draft):
         assert getattr(found, name) == pytest.approx([signal_of(row, name) for row in rows[1]], abs=1e-4)
     assert all(value >= 0.0 for value in found.kl)
     with TeacherForcing(tiny_target, tiny_target, n_ctx=100, n_threads=1) as teacher:
-        assert teacher.marks(prompt, answer).kl == [0.0] * len(answer)
+        assert teacher.scores(prompt, answer).kl == [0.0] * len(answer)
     with TeacherForcing(tiny_target, None, n_ctx=100, n_threads=1) as teacher:
-        assert teacher.marks(prompt, answer).best == found.best
+        assert teacher.scores(prompt, answer).best == found.best
 
 
 def test_the_targets_own_answers_are_what_it_likes_best(tiny_path, tiny_draft_path):

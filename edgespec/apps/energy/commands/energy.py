@@ -83,7 +83,7 @@ def know_idle(meter: Meter, seconds: float = 10.0) -> None:
 
 
 def _measured_idle(meter: EnergyMeter, seconds: float) -> tuple[float | None, Path | None, str]:
-    """Return the watts, the file that keeps them, and what is wrong with them."""
+    """Return the watts, the file that stores them, and the fault of the measurement, "" if none."""
     what = f"measuring the idle machine for {seconds:g} s"
     with WorkDisplay() as display:
         watts, fault = measure_idle(

@@ -169,7 +169,7 @@ def seconds_until(time_of_day: str, now: datetime) -> float:
 
 @contextmanager
 def _ended_by(ends: datetime | None) -> Iterator[threading.Event]:
-    """Let SIGTERM, and the moment `ends`, end the command as Ctrl-C does; the event tells which it was."""
+    """Let SIGTERM, and the moment `ends`, end the command as Ctrl-C does; the event says which it was."""
     is_time = threading.Event()
 
     def wait(ends: datetime) -> None:

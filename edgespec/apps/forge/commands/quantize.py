@@ -1,4 +1,4 @@
-"""`edgespec quantize`: other quantizations of a model that is here."""
+"""`edgespec quantize`: other quantizations of a model on this machine."""
 
 from __future__ import annotations
 

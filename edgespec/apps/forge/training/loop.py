@@ -338,7 +338,7 @@ def best_params(folder: Path, like: Params) -> Params:
 
 
 def _typed(x: jax.typing.ArrayLike) -> jax.Array:
-    """Return an array with a strong type, as arrays have after a step: a weak type would compile it again."""
+    """Return an array with a strong type, as after a step: a weak type would mean compiling again."""
     return jnp.asarray(x, jnp.result_type(x))
 
 

@@ -118,7 +118,7 @@ class ServeLoading(SharedModels):
 
 @option_group()
 class ServedModels:
-    """The models of the server: a pair, as of `ModelFirst`, or several, each in a process of its own."""
+    """The models of the server: a pair, as of `ModelFirst`, or several, each in its own process."""
 
     target: Annotated[list[str] | None, TARGET] = None
     draft: DraftOption = None
@@ -477,7 +477,7 @@ def _limits(options: ServerOptions) -> QueueLimits:
 def _load_vectors(
     stack: ExitStack, models: ServedModels, options: ServerOptions, _meter: Meter, metrics: Metrics
 ) -> _Served:
-    """Load a model that embeds or ranks. Raises UsageError where none is named."""
+    """Load a model that embeds or ranks. Raises UsageError if none is named."""
     target, loading = models.one().chosen().target, options.loading
     if target is None:
         raise UsageError("--embeddings needs a model: edgespec serve MODEL --embeddings")

@@ -243,7 +243,7 @@ def _as_written(source: str) -> dict[str, Any]:
 
 
 def _last_text(tree: SyntaxTreeNode) -> SyntaxTreeNode | None:
-    """Return the words that a text ends with; None where it ends with code, a link or the like."""
+    """Return the words that a text ends with; None if it ends with code, a link or the like."""
     leaves = [node for node in tree.walk() if not node.children and node.type not in ("root", "inline")]
     last = leaves[-1] if leaves else None
     return last if last and last.type == "text" and last.parent and last.parent.type == "inline" else None

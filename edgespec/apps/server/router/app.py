@@ -172,7 +172,7 @@ def _check(name: str, model: PresetModel, where: str) -> None:
 _ALIVE_S = 10.0
 _AUDIO, _OLLAMA, _METRICS = "/v1/audio/", "/api/", "/metrics"
 _BY_QUERY = ("/props", "/openapi.json", _METRICS)
-"""Paths without a body that tell of one model: ?model=NAME, by default the first."""
+"""Paths without a body that describe one model: ?model=NAME, by default the first."""
 _NOT_FORWARDED = frozenset(
     {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"expect", b"origin"}
 )

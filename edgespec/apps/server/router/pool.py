@@ -35,7 +35,7 @@ from edgespec.platform.processes import child_command
 # ---- the process of a model: an `edgespec serve` of its own on a Unix socket ----
 
 _LISTED = "/v1/models"
-"""The path at which a process tells of its model; clients are answered by the server of all."""
+"""The path at which a process describes its model; clients are answered by the common server."""
 
 _LONGEST_LINE = 1 << 20  # bytes of its log
 
@@ -219,7 +219,7 @@ class PooledModel:
 
     @property
     def status(self) -> Literal["unloaded", "loading", "loaded", "leaving"]:
-        """The state that the module's docstring shows."""
+        """The state in the diagram of the module's docstring."""
         if self.process:
             return "leaving" if self.leaving else "loaded"
         return "loading" if self.loading else "unloaded"

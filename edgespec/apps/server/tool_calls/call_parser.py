@@ -295,7 +295,7 @@ def n_open(text: str, literals: Sequence[str]) -> int:
 
 
 def _is_cut(error: json.JSONDecodeError) -> bool:
-    """Whether a text that cannot be read may be the beginning of one that can."""
+    """Whether invalid JSON may be the beginning of valid JSON."""
     return error.msg.startswith("Unterminated") or bool(_BEGUN_WORD.match(error.doc, error.pos))
 
 

@@ -218,7 +218,7 @@ class SpeechOutput:
             written[path] = file
 
     def prepare(self, files: Sequence[str]) -> None:
-        """Make the directory, before any work, and raise UsageError where a text could not be written."""
+        """Make the directory, before any work, and raise UsageError if a text could not be written."""
         if self.output is None:
             return
         check_folder(self.output, "output")

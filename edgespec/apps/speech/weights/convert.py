@@ -525,7 +525,7 @@ def convert_whisper(
 
     `target` appears complete or not at all. `on_progress` takes the number of tensors done and the total; an
     exception from it ends the work. Raises UsageError for an unknown type or a missing file, EdgespecError
-    for a damaged model and where `target` cannot be written.
+    for a damaged model and if `target` cannot be written.
     """
     check_whisper_type(type_name)
     contents = read_whisper(source) if isinstance(source, Path) else source

@@ -24,6 +24,7 @@ from edgespec.cli import app
 from edgespec.llama.kv_cache import KVCache
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake
 from random_heads import write_random_head
+from server_app import serving
 from terminals import messages_in_terminal
 from user_models import write_user_models
 
@@ -338,6 +339,18 @@ def test_a_peer_in_turns(bench, programs):
     assert Counter(run.variant for run in runs)["llama.cpp model-2"] == 3
     table = bench(*QUICK, "--peer", "llama.cpp", "--bin", programs).stdout
     assert "llama.cpp model-2" in table
+
+
+def test_a_server_in_turns(bench, tiny_path):
+    with serving(tiny_path, engine_options={"prefix_cache": 0}) as served:
+        process = bench(*QUICK, "--peer", served.url, "--json")
+    assert process.returncode == 0, process.stderr
+    outcome = outcome_of(process)
+    assert Counter(run.variant for run in outcome.cells[0].runs)["llama.cpp served"] == 3
+    assert outcome.settings["peers"] == f"llama.cpp at {served.url} with {tiny_path.stem}"
+    process = bench(*QUICK, "--peer", served.url)
+    assert (process.returncode, process.stdout) == (1, "")
+    assert messages(process.stderr)[-1].startswith(f"edgespec: error: {served.url}: ")
 
 
 def test_a_peer_drafts_with_the_small_model_where_the_draft_is_a_head(

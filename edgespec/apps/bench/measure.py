@@ -12,7 +12,8 @@ Neighbouring runs are compared, and each prompt begins with a different variant,
 becomes slower slows all variants alike. Before each generation the engine forgets earlier texts and what it
 learnt from them: no answer is drafted from an earlier answer, and each run begins with the same profile.
 
-llama.cpp's own programs run on the same prompts and files, as users run them, with their own defaults:
+A server is asked from outside (`LlamaServer`). llama.cpp's own programs run on the same prompts and files, as
+users run them, with their own defaults:
 
     plain     llama-completion            the target alone
     drafted   llama-speculative-simple    the target, drafted by the draft model
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -39,7 +41,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -69,6 +71,9 @@ from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.choices import KernelsChoice
 from edgespec.llama.weights import Model
 from edgespec.models.store import sha256_of
+
+if TYPE_CHECKING:
+    import httpx
 from edgespec.platform.machine import peak_rss_bytes
 from edgespec.platform.metering import choose_meter
 from edgespec.platform.processes import REFUSED, Cancellation, ReportingChild, send
@@ -615,6 +620,70 @@ class LlamaCpp:
                 return done.stdout, [float(number) for match in found for number in match.groups()]
         last = _last_line(done.stderr, done.stdout)
         raise EdgespecError(f"{program} did not say how long it took; its last line: {last}")
+
+
+@dataclass
+class LlamaServer:
+    """A server that speaks OpenAI's completions, such as llama-server, as a peer of `bench.measure`.
+
+    It drafts as it was started. Its times are those of whoever asks it. Raises EdgespecError when it does not
+    answer.
+    """
+
+    address: str
+    """Such as http://127.0.0.1:8080."""
+    engine: Engine
+    """Whose chat template makes the prompts."""
+    settings: BenchSettings
+    draft: Path | None = None
+    timeout_s: float = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        """Ask which model it serves."""
+        with self._asking("GET", "/v1/models") as answer:
+            served = json.loads(answer.read())["data"][0]["id"]
+        self.name = f"{PEER}at {self.address} with {served}"
+        """Name, address and model."""
+
+    @contextmanager
+    def _asking(self, method: str, path: str, body: object = None) -> Iterator[httpx.Response]:
+        import httpx
+
+        try:
+            whole = f"{self.address.rstrip('/')}{path}"
+            with httpx.stream(method, whole, json=body, timeout=self.timeout_s) as answer:
+                if answer.is_error:
+                    said = " ".join(answer.read().decode(errors="replace").split())[:_LONGEST_LINE]
+                    raise EdgespecError(f"{whole} answers {answer.status_code}: {said}")
+                yield answer
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise EdgespecError(f"{self.address}: {error or type(error).__name__}") from None
+        except (ValueError, LookupError, TypeError):
+            raise EdgespecError(f"{whole} does not answer as OpenAI's API does") from None
+
+    def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
+        """Yield the run. Raises EdgespecError, also when it had the prompt in its cache."""
+        params, n = self.settings.params, self.settings.n_predict
+        body: dict[str, Any] = {"prompt": rendered(self.engine, prompt.text), "max_tokens": n, "stream": True}
+        body |= {"stream_options": {"include_usage": True}, "cache_prompt": False}
+        body |= {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
+        body |= {"min_p": params.min_p, "seed": (self.settings.seed + round_) % 0xFFFFFFFF}
+        usage: dict[str, Any] = {}
+        first_s, started = None, time.perf_counter()
+        with self._asking("POST", "/v1/completions", body) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    event = json.loads(line.removeprefix("data: "))
+                    usage = event.get("usage") or usage
+                    if first_s is None and event["choices"] and event["choices"][0]["text"]:
+                        first_s = time.perf_counter() - started
+            whole_s = time.perf_counter() - started
+            n_prompt, n_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+            n_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        if n_cached > n_prompt // 2:
+            raise EdgespecError(f"{self.address} keeps prompts: start it without a cache of them")
+        counts = n_prompt, n_tokens, whole_s
+        yield Run(prompt.id, prompt.category, f"{PEER}served", round_, *counts, first_s, None)
 
 
 def rendered(engine: Engine, prompt: str) -> str:

@@ -14,11 +14,19 @@ from typing import Any
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.apps.bench.measure import DRAFTED_PROGRAM, PLAIN_PROGRAM, BenchSettings, LlamaCpp, rendered
+from edgespec.apps.bench.measure import (
+    DRAFTED_PROGRAM,
+    PLAIN_PROGRAM,
+    BenchSettings,
+    LlamaCpp,
+    LlamaServer,
+    rendered,
+)
 from edgespec.apps.bench.runs import Run
 from edgespec.apps.bench.suites import Prompt
 from edgespec.errors import EdgespecError
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake, option
+from server_app import on_a_port, serving
 from tiny_gguf import write_tiny_gguf
 
 NO_MODEL_LOG = """\
@@ -261,6 +269,40 @@ def test_rendered_text_has_the_tokens_of_the_prompt(tmp_path: Path, add_bos: boo
         text = rendered(engine, "the rain")
         tokens = engine.target.tokenize(text, add_special=True, parse_special=True)
         assert tokens == engine.prompt_tokens("the rain")
+
+
+@pytest.mark.parametrize("n_kept", [0, 1 << 24])
+def test_a_server_is_asked_from_outside(tiny_path: Path, n_kept: int):
+    prompt, settings = Prompt("own/1", "code", "Write a quicksort."), BenchSettings(variants=(), n_predict=8)
+    with serving(tiny_path, engine_options={"prefix_cache": n_kept}) as served:
+        peer = LlamaServer(f"{served.url}/", served.engine, settings)
+        assert peer.name == f"llama.cpp at {served.url}/ with {tiny_path.stem}"
+        (run,) = peer.runs(prompt, 1)
+        assert (run.prompt, run.variant, run.round) == ("own/1", "llama.cpp served", 1)
+        assert run.prompt_tokens == len(served.engine.prompt_tokens(prompt.text))
+        assert 0 < run.tokens <= 8
+        assert run.ttft_s is not None
+        assert 0 < run.ttft_s <= run.total_s
+        if n_kept:
+            with pytest.raises(EdgespecError, match=r"keeps prompts: start it without"):
+                list(peer.runs(prompt, 1))
+
+
+def test_what_is_no_server_of_completions():
+    async def other(scope: Any, _receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            status = 200 if scope["path"] == "/v1/models" else 404
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b"<html>\nelsewhere"})
+
+    engine: Any = SimpleNamespace()
+    with on_a_port(other) as url:
+        with pytest.raises(EdgespecError, match=rf"^{url}/v1/models does not answer as OpenAI's API does$"):
+            LlamaServer(url, engine, SETTINGS)
+        with pytest.raises(EdgespecError, match=rf"^{url}/sub/v1/models answers 404: <html> elsewhere$"):
+            LlamaServer(f"{url}/sub", engine, SETTINGS)
+    with pytest.raises(EdgespecError, match=rf"^{url}: .*refused"):
+        LlamaServer(url, engine, SETTINGS)
 
 
 @pytest.fixture

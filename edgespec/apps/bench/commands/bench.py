@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +22,7 @@ from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
-    from edgespec.apps.bench.measure import BenchSettings, LlamaCpp
+    from edgespec.apps.bench.measure import BenchSettings, LlamaCpp, LlamaServer
     from edgespec.apps.bench.quantizations import FileFacts
     from edgespec.apps.bench.runs import BenchmarkOutcome, Run
     from edgespec.engine.engine import Engine
@@ -66,10 +66,26 @@ class PeerChoice:
     """Another program measured on the same prompts."""
 
     peer: Annotated[
-        Literal["llama.cpp"] | None,
-        typer.Option(help="Run this one's own programs too, on the same files and prompts, in turns."),
+        str | None,
+        typer.Option(
+            metavar="llama.cpp|URL",
+            help="Ask it too, in turns: llama.cpp's programs in --bin, or a server of completions, such as "
+            "llama-server at http://127.0.0.1:8080.",
+        ),
     ] = None
     bin_: Annotated[Path | None, typer.Option("--bin", metavar="DIR", help="Where its programs are.")] = None
+
+    @property
+    def address(self) -> str | None:
+        """The address of a server. Raises UsageError."""
+        if (self.peer == "llama.cpp") != (self.bin_ is not None):
+            raise UsageError("--peer and --bin go together: --peer llama.cpp --bin DIR")
+        if not self.peer or self.bin_:
+            return None
+        if not re.fullmatch(r"https?://[^\s/]+/?", self.peer):
+            problem = "must be llama.cpp or an address such as http://127.0.0.1:8080"
+            raise UsageError(problem, field="peer", value=self.peer)
+        return self.peer
 
 
 @shown("Measure", "edgespec bench --category code")
@@ -89,13 +105,12 @@ def bench_command(
     Plain decoding and speculation take turns over each prompt, until the interval of the speed-up is tight
     or the budget is spent. Every number is explained in docs/measuring.md.
     """
-    from edgespec.apps.bench.measure import check_programs
+    from edgespec.apps.bench.measure import LlamaServer, check_programs
     from edgespec.platform.metering import choose_meter
     from edgespec.platform.plugins import part
     from edgespec.platform.processes import SignalPipe
 
-    if (peer.peer is None) != (peer.bin_ is None):
-        raise UsageError("--peer and --bin go together: --peer llama.cpp --bin DIR")
+    address = peer.address
     outputs.check()
     settings = measuring.variants.settings(prompts)
     _ = measuring.budget_s  # which may be refused
@@ -111,13 +126,17 @@ def bench_command(
     if peer.bin_:
         check_programs(peer.bin_, drafts=names.draft is not None)
     pull_named(*names)
-    peers_draft = draft_of_peers(names) if peer.peer else None
+    peers_draft = draft_of_peers(names) if peer.bin_ else None
     with meter, SignalPipe() as signals:
         part("energy.know_idle")(meter)
         with compute.load_engine(
             EngineOptions(names, drafter=drafter, meter=meter, signals=signals)
         ) as engine:
-            peers = [] if peer.bin_ is None else [_llama_cpp(peer.bin_, engine, peers_draft, suite, settings)]
+            peers: list[LlamaCpp | LlamaServer] = []
+            if peer.bin_:
+                peers = [_llama_cpp(peer.bin_, engine, peers_draft, suite, settings)]
+            elif address:
+                peers = [LlamaServer(address, engine, settings)]
             return _measure(engine, suite, settings, measuring, peers, outputs)
 
 
@@ -137,7 +156,7 @@ def _measure(
     suite: Suite,
     settings: BenchSettings,
     measuring: BenchMeasuring,
-    peers: Sequence[LlamaCpp],
+    peers: Sequence[LlamaCpp | LlamaServer],
     outputs: ReportOutputs,
 ) -> int:
     """Measure, and write the results, even if Ctrl-C or a failure ends it early.

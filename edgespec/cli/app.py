@@ -245,7 +245,7 @@ def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private clic
 
 
 _OWN_ERRORS = (EdgespecError, typer.Exit, typer.Abort, SystemExit, KeyboardInterrupt, OutputUnread)
-"""What a command of others may raise as ours do."""
+"""What another package's command may raise as ours do."""
 
 
 def _guard(command: Any, what: str) -> None:  # noqa: ANN401 - of typer's private click

@@ -299,7 +299,7 @@ class ThoughtMatcher:
         self._states.append(self._after(self._states[-1], token))
 
     def rollback(self, n: int) -> None:
-        """Take the last `n` tokens back."""
+        """Undo the last `n` tokens."""
         if self._inner:
             self._inner.rollback(n)
         if n:

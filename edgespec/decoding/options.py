@@ -98,10 +98,10 @@ class Options:
     grammar: Grammar | None = None
     """The grammar that the text must match (docs/structured.md)."""
     n_logprobs: int | None = None
-    """Give each token the logarithm of its unfiltered probability under the target, and those of that many
+    """Report the logarithm of each token's unfiltered probability under the target, and those of this many
     likeliest tokens; None: no logarithms."""
     prompt_logprobs: bool = False
-    """Give the prompt's tokens such logarithms too, `n_logprobs` of them; nothing is drafted then, and
+    """Report such logarithms of the prompt's tokens too, `n_logprobs` each; nothing is drafted then, and
     `n_predict` may be 0."""
 
     def __post_init__(self) -> None:

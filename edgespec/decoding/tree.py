@@ -165,7 +165,7 @@ class Drafter(Protocol):
         """Return a tree of at most `room` nodes, maybe none, to follow `tokens`, in `tree.order`."""
 
     def accept(self, tokens: Sequence[int], made: Step, result: ForwardResult) -> None:
-        """Learn what the step made of the last draft; the sequence now holds `tokens`.
+        """Learn the outcome of the last draft; the sequence now holds `tokens`.
 
         `result`: the target's, whose rows are the logits after the sequence and after each node.
         """

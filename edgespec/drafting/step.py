@@ -106,7 +106,7 @@ class DraftStep(msgspec.Struct):
 
 
 def learn_step(acceptance: AcceptanceTables, step: DraftStep, made: Step) -> None:
-    """Count what was `made` of `step` in the tables of acceptance.
+    """Count the outcome `made` of `step` in the tables of acceptance.
 
     The emitted tokens show whether any offer of the suffix store, or any other likely token of the draft
     model, was right, even if it was not proposed.

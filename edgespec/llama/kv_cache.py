@@ -126,9 +126,9 @@ class KVCache(Closing):
         )
         self._outputs = Outputs(context, model, self.n_logits_max, self.n_batch)
         self.all_logits = model.hidden_states.all_logits
-        """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
+        """Whether a pass that returns hidden states computes the logits of all of its tokens."""
         self.n_features_max = self.n_logits_max if self.all_logits else self.n_batch
-        """Most tokens of a pass that leaves hidden states."""
+        """Most tokens of a pass that returns hidden states."""
         self._free_sequences = list(reversed(range(self.n_sequences)))
         self.sessions: dict[int, Session] = {}
         """The open sessions by their sequences' numbers."""

@@ -223,7 +223,7 @@ class Registry(msgspec.Struct, frozen=True):
     folders: tuple[Path, ...] = ()
     """The user's folders of models, which are searched for GGUF files (on_disk.py)."""
     default: str = ""
-    """The model or pair that is taken where none is named; "": the pair `default`."""
+    """The model or pair to use if none is named; "": the pair `default`."""
     find_drafts: bool = True
     """Whether a target without a draft gets one that is found on this disk."""
 

@@ -63,7 +63,7 @@ def facts(root: Path = Path("/")) -> Facts:
 
 
 def on_battery(root: Path = Path("/")) -> bool:
-    """Whether a battery of the machine feeds it; those of mice and headphones, of scope Device, do not count.
+    """Whether the machine runs on battery; batteries of mice and headphones, of scope Device, do not count.
 
     `root`: where /sys is.
     """

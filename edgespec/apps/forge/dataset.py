@@ -316,8 +316,7 @@ def _write_texts(path: Path, texts: Sequence[TrainingText]) -> None:
 def read_texts(path: Path, *, checked: bool) -> list[TrainingText]:
     """Return the texts of a shard, their hidden states as views on the file.
 
-    `checked`: skip the checksums, verified before. Raises OSError, and DamagedFileError for what is
-    no such shard.
+    `checked`: skip the checksums, verified before. Raises OSError, and DamagedFileError for an invalid shard.
     """
     shard = read_npz(path, mapped=_FEATURES, checked=checked)
     if missing := sorted({"tokens", "length", *_COLUMNS} - shard.keys()):

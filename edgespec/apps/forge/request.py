@@ -68,7 +68,7 @@ class DraftRequest:
     start: str | None = None
     """The head whose weights the training starts from; None: the last training's, or the best."""
     keep: int | None = None
-    """Tokens that a draft can say; None: 16,384, or all."""
+    """Tokens of the draft's vocabulary; None: 16,384, or all if there are fewer."""
     types: tuple[str, ...] = ("q4_0", "q8_0")
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
 

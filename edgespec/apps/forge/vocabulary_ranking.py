@@ -26,7 +26,7 @@ from edgespec.llama.gguf_header import GGUFHeader
 
 Ids = npt.NDArray[np.int64]
 
-KEPT = 16384  # tokens that a draft can say by default, where the target has more
+KEPT = 16384  # tokens of a draft's vocabulary by default, if the target has more
 _MULTIPLE = 16  # of tokens are kept: kernels take matrices of a whole number of such rows
 _N_PLACES = 4096  # where the target is asked what it expects: a few seconds
 _BY_PROMPTS, _BY_ID = 0.1, 0.05  # weights of a prompt's token and of all ids; a written token's is 1

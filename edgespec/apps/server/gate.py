@@ -57,7 +57,7 @@ class GateLimits:
     api_key: str | None = None
     """The key that `Authorization: Bearer`, or Anthropic's `x-api-key`, must hold; None: no key is needed."""
     run_key: str | None = None
-    """The key of `edgespec run` (local_run.py), in place of that one; None: it is refused."""
+    """The key of `edgespec run` (local_run.py), used instead of `api_key`; None: it is refused."""
     loopback: bool = True
     """Whether Host must be a name of this machine (localhost, 127.0.0.1); checked only without a key."""
     origins: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ from edgespec.apps.server.responses_schema import CONVERSATION
 from edgespec.apps.server.streaming import WholeEvents
 
 MOST_BYTES = 64 << 20
-"""Bytes of JSON that are kept; the responses that were not used for longest go first."""
+"""Bytes of JSON to keep; the least recently used responses are deleted first."""
 
 PATH = "/v1/responses"
 

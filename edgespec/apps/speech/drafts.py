@@ -83,7 +83,7 @@ def check_draft(target: SpeechModel, draft: SpeechModel) -> None:
             f"{ours.n_audio_state}"
         )
     elif theirs.n_mels != ours.n_mels and not shares_encoder(target, draft):
-        problem = f"hears {theirs.n_mels} bands of sound, {target.name} {ours.n_mels}: choose another draft"
+        problem = f"reads {theirs.n_mels} bands of sound, {target.name} {ours.n_mels}: choose another draft"
     if problem:
         raise UsageError(problem, field="draft", value=draft.name)
 

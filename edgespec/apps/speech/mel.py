@@ -23,7 +23,7 @@ N_FFT = 400
 HOP = 160
 """Samples from one frame to the next: 10 ms."""
 N_SAMPLES = 30 * SAMPLE_RATE
-"""Samples that the encoder hears at once."""
+"""Samples of one window of the encoder."""
 N_FRAMES = N_SAMPLES // HOP
 """Frames that the encoder takes at once."""
 

@@ -19,7 +19,7 @@ TranscriptFormat = Literal["txt", "srt", "vtt", "json"]
 """A line for each segment, subtitles, or one JSON object."""
 
 DEFAULT_MODEL = "whisper-base"
-"""The model that hears where none is named."""
+"""The Whisper model to use if none is named."""
 
 
 LANGUAGES = {

@@ -67,7 +67,7 @@ class PlainRows:
     """The rows of the last block of one sequence."""
 
     with_states = False
-    """Whether the pass over a block leaves hidden states, which are what its further parts give."""
+    """Whether the pass over a block returns hidden states, which hold the outputs of its further parts."""
 
     def __init__(self, head: BlockHead, n_row: int) -> None:
         """Read blocks of `head`; a row has `n_row` logits."""

@@ -165,7 +165,7 @@ class ModelSpec:
     created: int = 0
     """Time of its file, in seconds since 1970."""
     listed: Mapping[str, Any] = field(default_factory=dict)
-    """The model in Ollama's lists; empty for one that hears."""
+    """The model in Ollama's lists; empty for a Whisper model."""
 
     def with_facts(self) -> ModelSpec:
         """Return it with the facts of its files, which are here; its server reports damaged ones."""

@@ -409,7 +409,7 @@ def _follow(transcription: LiveTranscription, writer: SegmentWriter) -> None:
                     elif err.is_terminal:
                         live.update(Text(printable(event.text), style="dim"), refresh=True)
                 return
-            except KeyboardInterrupt:  # the end of what a microphone hears; a second one ends the work
+            except KeyboardInterrupt:  # the end of the recording of a microphone; a second one ends the work
                 if transcription.stopped:
                     raise
                 transcription.stop()

@@ -25,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run serve check test test-all test-c lint house types format sanitize sanitize-memory sanitize-threads bench forge models-supported wheels wheels-test release pi pi-test clean needs
+.PHONY: help run serve check test test-all test-c lint house types format sanitize sanitized sanitize-memory sanitize-threads bench forge models-supported wheels wheels-test release pi pi-test clean needs
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -77,7 +77,11 @@ format: $(VENV)/.dev ## Format the Python code
 # build/sanitize-py is found. Python leaks at exit by itself: leaks are looked for in the C tests only. What
 # has no memory is to be told so, not ended. libstdc++ comes first too: ASan looks for its throw when it starts. SANITIZED: statistics are drawn from fewer samples.
 sanitize: sanitize-memory sanitize-threads ## Tests of C code under ASan, UBSan and TSan (gcc)
-	@cat CMakeLists.txt $$(git ls-files csrc edgespec/apps/speech/csrc) | sha256sum > .ci/sanitized
+	@$(SOURCES_OF_C) | sha256sum > .ci/sanitized
+
+SOURCES_OF_C = cat CMakeLists.txt $$(git ls-files csrc edgespec/apps/speech/csrc)
+sanitized: ## Whether no C has changed since `make sanitize` passed
+	@$(SOURCES_OF_C) | sha256sum --check --status .ci/sanitized
 
 sanitize-memory: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps --upgrade \

@@ -167,7 +167,7 @@ def main(arguments: Sequence[str]) -> int:
         print_error(describe_os_error(error) if isinstance(error, OSError) else str(error))
         return EdgespecError.exit_code
     except KeyboardInterrupt:
-        print_error("interrupted; make goes on where it was")
+        print_error("interrupted; call make again to resume")
         return INTERRUPTED
     return 0
 

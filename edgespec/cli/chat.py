@@ -152,7 +152,7 @@ def _continued(last: LastConversation) -> Conversation:
         message("there is no earlier conversation with this model: a new one begins")
         return Conversation()
     n = len(conversation.exchanges)
-    message(f"the last conversation goes on, after {n} exchange{'' if n == 1 else 's'}")
+    message(f"the last conversation continues, after {n} exchange{'' if n == 1 else 's'}")
     return conversation
 
 
@@ -213,12 +213,12 @@ def _pipe(chat: Chat) -> int:
 def _context(engine: Engine) -> int:
     """Return the largest context, in tokens, that the target was trained for and that fits in memory.
 
-    With nodes: the number of tokens that they must have room for.
+    Its draft fits too. With nodes: the number of tokens that they must have room for.
     """
     if engine.n_ctx_shared is not None:
         return engine.n_ctx_shared
     from edgespec.models.footprint import CTX_STEP, fitting_tokens
 
-    header = engine.target.header
-    fitting = fitting_tokens(header, weights_loaded=True)[header.cache_type]
+    header, draft = engine.target.header, engine.draft.header if engine.draft else None
+    fitting = fitting_tokens(header, draft, weights_loaded=True)[header.cache_type]
     return min(header.n_ctx_train, max(fitting, CTX_STEP))  # one step is assumed to fit

@@ -285,7 +285,7 @@ class Chat:
         finally:
             written = stream is not None and self._store(keep, stream, writer)
         if self.interrupted:
-            message("cut by Ctrl-C; /more goes on" if written else "ended before anything was written")
+            message("cut by Ctrl-C; /more continues" if written else "ended before anything was written")
         elif written and self._results[-1].stop_reason != "eog":
             n = _count(len(self._results[-1].token_ids), "token")
             message(f"cut after {n}{self._reason(most, len(tokens))}")
@@ -312,7 +312,7 @@ class Chat:
     def _reason(self, most: int, n_prompt: int) -> str:
         if n_prompt + most >= self._n_ctx:
             return f": {full_context(self._n_ctx, self._engine.target.n_ctx_train)}"
-        return " by -n; /more goes on" if most == self._settings.options.n_predict else "; /more goes on"
+        return " by -n; /more continues" if most == self._settings.options.n_predict else "; /more continues"
 
     # ---- commands ----
 
@@ -400,7 +400,7 @@ class Chat:
         _line("Alt+Enter", "Begin a new line (Esc, then Enter, does too); Enter sends.")
         _line("Ctrl-C", "End the answer and keep what was written; at the prompt, clear the line.")
         _line("Arrow up", "Bring back an earlier line, one that failed too.")
-        _line("Ctrl-Z", "Suspend; fg in the shell goes on.")
+        _line("Ctrl-Z", "Suspend; fg in the shell resumes.")
         _line("Ctrl-D", "Leave.")
 
     def exit(self, _argument: str) -> None:

@@ -214,7 +214,7 @@ def print_error(line: str) -> None:
     err.print(f"edgespec: error: {line}")
 
 
-_OPTIONS = {"n_ctx": "--ctx", "n_threads": "--threads", "states": "--state-dir"}
+_OPTIONS = {"n_ctx": "--ctx", "n_threads": "--threads", "states": "--state-dir", "temperatures": "--temp"}
 
 
 def option_of(field: str) -> str:

@@ -36,7 +36,10 @@ def full_table(drafts: Sequence[DraftRecord]) -> Table:
     table.add_column("made")
     for draft in drafts:
         table.add_row(
-            *_origin(draft),
+            draft.name,
+            draft.target_name,
+            draft.target_sha256[:_SHORT],
+            sources_text(draft.data),
             _short(draft.tokens_seen) if draft.tokens_seen else "-",
             f"{draft.hours:.1f}" if draft.hours else "-",
             acceptance_text(draft.acceptance),
@@ -46,11 +49,6 @@ def full_table(drafts: Sequence[DraftRecord]) -> Table:
             draft.made[:10],
         )
     return table
-
-
-def _origin(draft: DraftRecord) -> list[str]:
-    sha256 = draft.target_sha256[:_SHORT]
-    return [draft.name, draft.target_name, sha256, sources_text(draft.data)]
 
 
 def acceptance_text(shares: Sequence[float]) -> str:

@@ -216,10 +216,11 @@ def list_command(
     rows = [("name", "size", "licence", "state")]
     for one in listed:
         state = purposes.get(one["name"]) or _state(registry.get(one["name"]), store, registry)
-        rows.append((one["name"], _size(one["size"] or one["bytes_to_pull"]), one["licence"] or "-", state))
+        size = one["size"] or one["bytes_to_pull"]
+        rows.append((one["name"], format_size(size) if size else "-", one["licence"] or "-", state))
     for model in others:
         state = f"{model.source}'s" + ", not usable (see `edgespec models scan`)" * bool(model.problem)
-        rows.append((model.name, _size(model.size), "-", state))
+        rows.append((model.name, format_size(model.size) if model.size else "-", "-", state))
     _print_rows(rows)
     names = {one["name"] for one in listed}
     whole = {name: pair for name, pair in registry.pairs.items() if {pair.target, pair.draft} <= names}
@@ -228,10 +229,6 @@ def list_command(
         _print_rows([("pair", "target", "draft"), *((n, one.target, one.draft) for n, one in whole.items())])
     if n := len(known) - len(listed):
         out.print(f"\n{n} more can be pulled by name: `edgespec models list --all`")
-
-
-def _size(n_bytes: int | None) -> str:
-    return format_size(n_bytes) if n_bytes else "-"
 
 
 def _print_rows(rows: Sequence[tuple[str, ...]]) -> None:

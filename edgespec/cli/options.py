@@ -404,11 +404,10 @@ def most_tokens(n_predict: int) -> int | None:
 
 def read_number(field: str, text: str, *, is_size: bool = False) -> int:
     """Return a number such as 200k, or the bytes of a size such as 500MB or 1.5GiB. Raises UsageError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
-    value = 0
-    if found and (is_size or not found[3]):
-        base = 1024 if (found[3] or "").lower() == "ib" else 1000
-        value = int(float(found[1]) * base ** " kmgt".index(found[2].lower() or " "))
+    unit = r"([kMGT]?)(?:(i?)B)?" if is_size else "([kMGT]?)()"
+    found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*{unit}", text.strip(), re.IGNORECASE)
+    power = " kmgt".index(found[2].lower() or " ") if found else 0
+    value = int(float(found[1]) * (1024 if found[3] else 1000) ** power) if found else 0
     if not value:
         like = "a size such as 500MB or 8GB" if is_size else "a number such as 5000, 200k or 1M"
         raise UsageError(f"must be {like}", field=field, value=text)

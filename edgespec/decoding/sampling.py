@@ -125,7 +125,7 @@ class SamplingParams:
         request="repeat_last_n",
         ollama="repeat_last_n",
     )
-    dry_multiplier: float = option(0.0, "Penalty for going on with a repeat (DRY); 0: off.", (0, 1000))
+    dry_multiplier: float = option(0.0, "Penalty for continuing a repetition (DRY); 0: off.", (0, 1000))
     dry_base: float = option(1.75, "Factor of DRY's penalty for each more token; below 1: off.", (0, 1000))
     dry_allowed_length: int = option(2, "Tokens that may repeat without DRY's penalty.", (0, LARGEST_INT))
     dry_penalty_last_n: int = option(-1, "Tokens that DRY looks back on; -1: all, 0: off.", (-1, LARGEST_INT))

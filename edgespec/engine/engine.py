@@ -281,7 +281,7 @@ class RequestRunner:
             return self._pair.begin_draft(n_ctx, n_prompt, n_predict)
         except (EdgespecError, MemoryError, OSError) as error:
             self._on_message(
-                f"the draft cannot be used: {error or 'out of memory'}; the text goes on without it"
+                f"the draft cannot be used: {error or 'out of memory'}; the text continues without it"
             )
             return None
 

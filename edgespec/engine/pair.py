@@ -50,6 +50,7 @@ from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import (
     CTX_STEP,
+    MAX_DRAFT_CTX,
     USUAL_CTX,
     draft_rollback,
     target_rollback,
@@ -63,9 +64,6 @@ from edgespec.platform.turns import IdleTime
 
 # ---- the pair ----
 
-
-MAX_DRAFT_CTX = 2048
-"""Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
 
 _ROWS = 64  # rows of logits in a pass for several texts
 

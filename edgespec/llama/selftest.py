@@ -95,19 +95,19 @@ def _test(plugin: Path, isa: str, *, measures: bool) -> SelfTest:
     """Test in a child; it `measures` only if that can be stored, or each start would take the time."""
     arguments = (str(plugin), isa, "measure" if measures else "")
     ended = run_in_child("edgespec.llama.selftest_child", "main", *arguments, timeout_s=TIMEOUT_S)
-    choice = PrefetchChoice()
+    choice, passed = PrefetchChoice(), ended.code == 0
+    with suppress(msgspec.DecodeError):  # nothing was written, or by somebody else
+        choice, passed = msgspec.json.decode(ended.said, type=PrefetchChoice), True
     match ended.code:
-        case 0:
+        case _ if passed:  # what the measurement after it did is in `choice`
             reason = ""
-            with suppress(msgspec.DecodeError):  # nothing was written, or by somebody else
-                choice = msgspec.json.decode(ended.said, type=PrefetchChoice)
         case None:
             reason = f"did not end within {TIMEOUT_S:g} s"
         case code if code < 0:
             reason = f"crashed ({_signal_name(-code)})"
         case code:
             reason = f"failed: {ended.complaint or f'exit code {code}'}"
-    return SelfTest(reason, ended.code in (0, FAILED), isa, time.time(), choice)
+    return SelfTest(reason, passed or ended.code == FAILED, isa, time.time(), choice)
 
 
 def _signal_name(number: int) -> str:

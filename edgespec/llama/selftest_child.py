@@ -300,19 +300,24 @@ def _measured(plugin: Path, isa: str) -> PrefetchChoice:
     return faster_prefetch(rounds[1:])  # the first warms up
 
 
+def _send(choice: PrefetchChoice) -> None:
+    sys.stdout.write(msgspec.json.encode(choice).decode() + "\n")
+    sys.stdout.flush()
+
+
 def main(plugin: str, isa: str, measure: str = "") -> int:
     """Test `plugin` with instruction set `isa`; return the exit code, write what is wrong to stderr.
 
-    If it passes, and for any word `measure`, a PrefetchChoice is written to stdout as JSON.
+    If it passes, and for any word `measure`, the last line on stdout is a PrefetchChoice as JSON.
     """
     try:
         wrong = kernels.load_untested(Path(plugin), isa) or _compare_all()
         if measure and not wrong:
+            _send(PrefetchChoice(reason="the measurement crashed, or did not end"))  # the test has passed
             try:
-                choice = _measured(Path(plugin), isa)
+                _send(_measured(Path(plugin), isa))
             except EdgespecError as error:  # no memory
-                choice = PrefetchChoice(reason=str(error))
-            sys.stdout.write(msgspec.json.encode(choice).decode() + "\n")
+                _send(PrefetchChoice(reason=str(error)))
     except EdgespecError as error:  # the machine's fault, not the kernels': no memory, for example
         sys.stderr.write(f"{error}\n")
         return error.exit_code

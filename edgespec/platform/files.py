@@ -205,7 +205,7 @@ def expand_user(path: str | Path) -> Path:
 
 
 @contextmanager
-def _told(path: Path, field: str, kind: type[EdgespecError]) -> Iterator[Path]:
+def _told(path: Path, field: str, kind: type[EdgespecError], what: str = "file") -> Iterator[Path]:
     """Yield the file to replace at `path`: a symlink's target. An OSError is one line that names `field`."""
     try:
         file = Path(os.path.realpath(path))
@@ -218,16 +218,16 @@ def _told(path: Path, field: str, kind: type[EdgespecError]) -> Iterator[Path]:
         yield file
     except OSError as error:
         kind = EdgespecError if error.errno == errno.ENOSPC else kind
-        problem = f"cannot be written: {error.strerror or error}; choose another file"
+        problem = f"cannot be written: {error.strerror or error}; choose another {what}"
         raise kind(problem, field=field, value=path) from None
 
 
-def check_writable(path: Path, field: str) -> None:
+def check_writable(path: Path, field: str, what: str = "file") -> None:
     """Check, before long work, that a file can be written at `path`; leave nothing behind.
 
     Raises UsageError, which names `field` and the reason, if not; EdgespecError if the disk is full.
     """
-    with _told(path, field, UsageError) as file:
+    with _told(path, field, UsageError, what) as file:
         if file.exists() and not file.is_file():  # a pipe, a device
             return
         temporary = temporary_path(file)
@@ -245,7 +245,7 @@ def check_folder(path: Path, field: str) -> None:
     whole = Path(os.path.realpath(path))
     there = next(one for one in (whole, *whole.parents) if one.exists())
     try:
-        check_writable(there / ".edgespec", field)
+        check_writable(there / ".edgespec", field, "folder")
     except EdgespecError as error:
         raise type(error)(error.problem, field=field, value=path) from None
 

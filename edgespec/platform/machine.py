@@ -114,17 +114,10 @@ def fast_cores(root: Path = ROOT) -> int:
 def _fast(usable: set[int], root: Path) -> set[int]:
     if performance := _numbers(root / "sys/devices/cpu_core/cpus") & usable:  # Intel's P cores
         return performance
-    capacities = {cpu: _capacity(cpu, root) for cpu in usable}
+    # The kernel's figure for a processor's speed, of 1024 for the fastest; 0 if it has none.
+    capacities = {cpu: number_in(root / CPUS / f"cpu{cpu}/cpu_capacity") for cpu in usable}
     least = _NEARLY_AS_FAST * max(capacities.values())
     return {cpu for cpu, capacity in capacities.items() if capacity >= least}
-
-
-def _capacity(cpu: int, root: Path) -> int:
-    """Return the kernel's figure for a processor's speed, 1024 for the fastest; 0 if it has none."""
-    try:
-        return int(text_of(root / f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity"))
-    except ValueError:
-        return 0
 
 
 def _numbers(file: Path) -> set[int]:
@@ -318,9 +311,7 @@ def _number(path: Path) -> int | None:
 
 
 _MADV_DONTNEED = 4
-_MAPPING = re.compile(
-    r"([0-9a-f]+)-([0-9a-f]+) r--. \S+ \S+ \d+ +(.+)"
-)  # a line of /proc/PID/maps, read-only
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r--. \S+ \S+ \d+ +(.+)")  # /proc/PID/maps, read-only
 
 
 class MemoryLeft(msgspec.Struct, frozen=True):

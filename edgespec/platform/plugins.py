@@ -34,6 +34,7 @@ DEBUG = "EDGESPEC_DEBUG"
 
 OWN_HEADS = "edgespec.own_heads"
 
+_OF_OURS = "commands", "drafters", "drafts", "own_heads", "meters", "parts"  # groups that hold some of ours
 _LONGEST = 300  # characters of what an error says
 _OURS, _PYTHON = f"{Path(__file__).parents[1]}{os.sep}", f"{Path(os.__file__).parent}{os.sep}"
 _PACKAGES = f"{os.sep}site-packages{os.sep}"
@@ -122,7 +123,7 @@ def offered(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name: ours in their order, then those of other packages.
 
     Of two with one name the first is used, so that none of our names can be taken. Raises EdgespecError if
-    edgespec is present but not installed.
+    edgespec is present but not installed, or installed before its code offered all of this.
     """
     return groups().get(group, {})
 
@@ -136,6 +137,11 @@ def groups() -> dict[str, dict[str, EntryPoint]]:
         raise EdgespecError(
             "edgespec is not installed: `pip install` its folder, or call `make run`"
         ) from None
+    if lacking := [name for name in _OF_OURS if not ours.select(group=f"edgespec.{name}")]:
+        raise EdgespecError(
+            f"edgespec's code is newer than its installation, which offers no {lacking[0]}: call `make run`, "
+            "or `pip install` its folder again"
+        )
     found: dict[str, dict[str, EntryPoint]] = {}
     every = entry_points()
     for group in filter(lambda group: group.startswith("edgespec."), every.groups):

@@ -68,8 +68,8 @@ def run_in_child(module: str, function: str, *arguments: str, timeout_s: float |
             start_new_session=True,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        return ChildExit(None, "")
+    except subprocess.TimeoutExpired as late:
+        return ChildExit(None, "", _last_line(late.stdout or b""))
     return ChildExit(ended.returncode, _last_line(ended.stderr), _last_line(ended.stdout))
 
 

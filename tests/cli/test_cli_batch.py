@@ -213,7 +213,7 @@ def test_ctrl_c_keeps_what_is_done(environment, source, tmp_path, out, options):
     assert f" {n_done} of 20" in line
     process = run_cli("batch", source, "-o", out, *options, env=environment)
     assert process.returncode == 1
-    assert f"going on: {n_done} of 20 requests are done" in process.stderr
+    assert f"resuming: {n_done} of 20 requests are done" in process.stderr
     assert custom_ids(out) == NAMES
 
 

@@ -10,14 +10,19 @@ import signal
 import subprocess
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from command_line import COMMAND, failed, run_cli
+from edgespec.cli.chat import _context
 from edgespec.cli.chat_lines import file_name
 from edgespec.cli.conversation import ChatAnswer, Conversation, Exchange
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
+from edgespec.llama.gguf_header import read_header
+from edgespec.models import footprint
+from edgespec.platform.machine import MemoryLeft
 from terminals import Terminal
 from tiny_gguf import EOS, IM_END, write_tiny_gguf
 
@@ -78,6 +83,16 @@ def lines_of(process):
     return process.stderr.decode().splitlines()
 
 
+def test_the_context_leaves_room_for_the_draft(tiny_path, tiny_draft_path, monkeypatch):
+    target, draft = (SimpleNamespace(header=read_header(path)) for path in (tiny_path, tiny_draft_path))
+    enough = footprint.PROCESS_BYTES + footprint.session_bytes(target.header, 512)
+    monkeypatch.setattr(footprint, "memory_left", lambda _root: MemoryLeft(enough, ""))
+    alone, pair = (
+        _context(SimpleNamespace(n_ctx_shared=None, target=target, draft=one)) for one in (None, draft)
+    )
+    assert (alone, pair) == (512, 256)
+
+
 # ---- going on with the last conversation ----
 
 
@@ -90,7 +105,7 @@ def test_the_last_conversation_goes_on_with_its_state(pipe, environment):
     n_known = whole[1]["cached_tokens"]
     assert answers(process)[0]["cached_tokens"] == n_known > 60
     said = lines_of(process)
-    assert "edgespec: the last conversation goes on, after 1 exchange" in said
+    assert "edgespec: the last conversation continues, after 1 exchange" in said
     assert any(re.search(rf"restored {n_known} tokens from disk in \d+\.\d\d s", line) for line in said)
     folder = Path(environment["XDG_CACHE_HOME"], "edgespec")
     (kept,) = folder.glob("chats/*.json")
@@ -157,7 +172,7 @@ def test_more_goes_on_with_an_answer_that_was_cut(pipe, tiny_path, tmp_path):
     (whole,) = answers(pipe(["abc"], *options, "-n", 18))
     assert [*first["token_ids"], *rest["token_ids"]] == whole["token_ids"]
     assert rest["cached_tokens"] == rest["prompt_tokens"] - 1
-    assert lines_of(process)[:2] == ["edgespec: cut after 9 tokens by -n; /more goes on"] * 2
+    assert lines_of(process)[:2] == ["edgespec: cut after 9 tokens by -n; /more continues"] * 2
     assert [message["content"] for message in json.loads(file.read_text())["messages"]] == [
         "abc",
         whole["text"],

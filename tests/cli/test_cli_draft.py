@@ -65,7 +65,7 @@ def test_from_texts_to_a_draft_that_is_used(edgespec, asked, tiny_path, tmp_path
         f"kept: {tmp_path / 'models' / 'mine.gguf'}",
         "it drafts for target from now on; `edgespec draft remove mine` removes it",
     ]
-    for stage in ("writing", "choosing tokens", "training head", "judging"):
+    for stage in ("writing", "choosing tokens", "training head", "evaluating"):
         assert stage in process.stderr.splitlines()
     assert any(line.startswith("writing: ") and "tokens/s" in line for line in process.stderr.splitlines())
     assert models(tmp_path) == ["mine.draft.json", "mine.gguf"]
@@ -122,7 +122,7 @@ def test_killed_and_started_again_and_trained_on(asked, environment, edgespec, t
     again = edgespec(*arguments)
     assert again.returncode == 0, again.stderr
     lines = again.stderr.splitlines()
-    assert "edgespec: going on with the run that was stopped" in lines
+    assert "edgespec: resuming the run that was stopped" in lines
     assert not any(line.startswith("writing") for line in lines)
     assert {path.name: path.read_bytes() for path in folder.glob("*.npz")} == texts
     assert json.loads((folder / "make.json").read_text())["ended"]
@@ -148,7 +148,7 @@ def test_ctrl_c_or_sigterm_and_again(asked, environment, edgespec, tmp_path, num
         text=True,
     )
     assert process.stderr
-    while process.stderr.readline().strip() != "judging":
+    while process.stderr.readline().strip() != "evaluating":
         assert process.poll() is None
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
@@ -162,7 +162,7 @@ def test_ctrl_c_or_sigterm_and_again(asked, environment, edgespec, tmp_path, num
     assert not (tmp_path / "config").exists()
     again = edgespec(*asked)
     assert again.returncode == 0, again.stderr
-    assert "edgespec: going on with the run that was stopped" in again.stderr.splitlines()
+    assert "edgespec: resuming the run that was stopped" in again.stderr.splitlines()
     assert "writing" not in again.stderr.splitlines()
 
 
@@ -197,7 +197,7 @@ def test_in_a_terminal(asked, environment):
     code, seen, out = messages_in_terminal([*COMMAND, *map(str, asked), "--force"], environment)
     assert code == 0, seen
     shown = plain(seen.decode())
-    for stage in ("writing", "choosing tokens", "training head", "judging"):
+    for stage in ("writing", "choosing tokens", "training head", "evaluating"):
         assert stage in shown
     assert "tokens/s" in shown
     assert "100%" in shown

@@ -58,6 +58,7 @@ def test_every_field_that_may_be_wrong_is_an_option(options, field):
         (UsageError("a margin is 0 to 1", field="threshold", value="2"), "--threshold 2: a margin is 0 to 1"),
         (UsageError("empty", field="repeat_penalty"), "--repeat-penalty: empty"),
         (UsageError("no such pair", field="--grammar x.gbnf"), "--grammar x.gbnf: no such pair"),
+        (UsageError("must be 0", field="temperatures", value=-1), "--temp -1: must be 0"),
         (EdgespecError("--out x: as it was said before"), "--out x: as it was said before"),
     ],
 )

@@ -56,7 +56,7 @@ class Children:
     ) -> ChildExit:
         assert callable(getattr(sys.modules[module], function))
         self.n += 1
-        if self.ended.code or not measure:
+        if self.ended.code != 0 or not measure:
             return self.ended
         self.n_measured += 1
         return msgspec.structs.replace(self.ended, said=msgspec.json.encode(self.choice).decode())
@@ -273,6 +273,30 @@ def test_a_choice_is_kept_with_the_answer(children: Children, plugin: Path) -> N
     assert self_test(plugin, "avx2").choice == MEASURED
     assert self_test(plugin, "avx2", retest=True).choice == BUSY
     assert children.n == children.n_measured == 2
+
+
+@pytest.mark.parametrize("code", [-signal.SIGSEGV, None, 1])
+def test_a_measurement_that_ends_the_child_keeps_no_kernels_out(
+    children: Children, plugin: Path, code: int | None
+) -> None:
+    children.ended = ChildExit(code, "", msgspec.json.encode(BUSY).decode())
+    children.choice = BUSY
+    found = self_test(plugin, "avx2")
+    assert (found.passed, found.certain, found.choice, found.outdated) == (True, True, BUSY, False)
+
+
+def test_a_child_reports_that_it_passed_before_it_measures(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], plugin: Path
+) -> None:
+    def crash(_plugin: Path, _isa: str) -> PrefetchChoice:
+        raise MemoryError
+
+    monkeypatch.setattr(selftest_child.kernels, "load_untested", lambda *_: "")
+    monkeypatch.setattr(selftest_child, "_compare_all", lambda: "")
+    monkeypatch.setattr(selftest_child, "_measured", crash)
+    with pytest.raises(MemoryError):
+        selftest_child.main(str(plugin), "avx2", "measure")
+    assert "crashed" in msgspec.json.decode(capfd.readouterr().out, type=PrefetchChoice).reason
 
 
 def test_a_busy_machine_is_measured_again_after_an_hour(

@@ -99,7 +99,7 @@ def test_heads_that_cannot_be_had_are_told(server, store, recorder, ggml):  # no
     declare(hub(ggml))
     server.hub["me/cpp/ggml-tiny.bin"] = ggml
     assert heads_of(recorder.pull("w")) == ()
-    assert recorder.messages == ["w: goes on without openai/tiny/generation_config.json: no such file"]
+    assert recorder.messages == ["w: continues without openai/tiny/generation_config.json: no such file"]
 
 
 def test_wheels_that_hold_a_folder_of_ctranslate2(server, store, recorder, ggml, ct2):  # noqa: F811

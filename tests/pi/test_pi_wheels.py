@@ -47,6 +47,17 @@ def test_the_source_package_is_that_of_the_version_in_use() -> None:
     assert recipe.llama_version() == "0.3.36", "see whether _LLAMA_SHA256 is of this version"
 
 
+def test_a_wheel_has_no_sources_of_c(tmp_path: Path) -> None:
+    """Of the package alone: nothing is compiled."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
+    settings = ["-C", "wheel.cmake=false", "-C", "wheel.py-api=py3", "-C", f"build-dir={tmp_path / 'build'}"]
+    subprocess.run([*pip, *settings, "--wheel-dir", tmp_path, ROOT], check=True)
+    (wheel,) = tmp_path.glob("edgespec-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "edgespec/apps/speech/options.py" in names
+    assert not [name for name in names if "/csrc/" in name]
+
+
 def tables_of_ggml(folder: Path) -> list[str]:
     """The ARM library with the tables of coded types, from a wheel of `make wheels`; [] without one."""
     for wheel in (ROOT / "dist").glob("llama_cpp_python-*aarch64.whl"):

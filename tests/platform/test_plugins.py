@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 import wave
+from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 
 from command_line import run_cli, user_environment
+from edgespec.errors import EdgespecError
 from edgespec.platform import plugins
 from edgespec.platform.metering import choose_meter
 from other_package import install
@@ -78,6 +81,14 @@ def test_all_that_we_offer_can_be_loaded():
 
     assert len(ours) > 20
     assert all(point.load() for point in ours)
+
+
+def test_an_installation_older_than_the_code_is_one_line(monkeypatch):
+    ours = metadata.distribution("edgespec").entry_points
+    older = metadata.EntryPoints(point for point in ours if point.group != "edgespec.drafts")
+    monkeypatch.setattr(plugins, "distribution", lambda _name: SimpleNamespace(entry_points=older))
+    with pytest.raises(EdgespecError, match=r"newer than its installation, .*no drafts: call `make run`"):
+        plugins.groups.__wrapped__()
 
 
 FAULTS = """

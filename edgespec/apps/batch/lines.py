@@ -293,7 +293,7 @@ class Journal(PipedResults, Closing):
             raise UsageError(f"{self.partial} is no batch of edgespec: choose another -o, or --restart")
         begun, go_on = (
             f"{self.partial} was begun with",
-            "go on with the same, choose another -o, or --restart",
+            "continue with the same, choose another -o, or --restart",
         )
         for name in {**wanted, **found}:
             was, now = found.get(name), wanted.get(name)

@@ -185,18 +185,10 @@ class LocalWriter:
                 return
             tokens, options = opened.prepared.texts[index].tokens, opened.prepared.texts[index].options
             try:
-                if self._engine.has_room(tokens, options.n_predict):
-                    self._running[self._engine.stream(tokens, options)] = opened, index
-                    self._waiting.popleft()
-                elif self._running:
-                    return
-                else:
-                    raise ApiError(
-                        400,
-                        f"the prompt's {len(tokens)} tokens and its answer do not fit into the cache: "
-                        "shorten the prompt, lower max_tokens, or begin with a larger --ctx",
-                        code="context_length_exceeded",
-                    )
+                if not self._engine.has_room(tokens, options.n_predict):
+                    return  # others are running, which leave room
+                self._running[self._engine.stream(tokens, options)] = opened, index
+                self._waiting.popleft()
             except Exception as error:  # noqa: BLE001 - an error of only this request
                 self._end(opened, self._error(error))
 

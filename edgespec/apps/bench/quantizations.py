@@ -23,7 +23,7 @@ BITS = {
     "q4_k_s": 4.7, "q4_k_m": 5.0, "q5_k_s": 5.6, "q5_k_m": 5.8, "q6_k": 6.6,
     "q2_k_s": 3.1, "iq3_m": 3.9, "iq3_s": 3.7, "iq3_xs": 3.6, "iq3_xxs": 3.3, "iq2_m": 3.0, "iq2_s": 2.8,
     "iq2_xs": 2.7, "iq2_xxs": 2.4, "iq1_m": 2.2, "iq1_s": 2.0, "tq2_0": 2.6, "tq1_0": 2.3,
-    "iq4_nl": 4.7, "iq4_xs": 4.5, "f16": 16.1, "bf16": 16.1, "f32": 32.1,
+    "q2_0": 2.8, "q1_0": 1.7, "iq4_nl": 4.7, "iq4_xs": 4.5, "f16": 16.1, "bf16": 16.1, "f32": 32.1,
 }  # fmt: skip
 
 _FINER = 1.15  # times the bits: mixtures of one name differ that much

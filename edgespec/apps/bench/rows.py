@@ -397,22 +397,13 @@ def _energy_line(report: Report) -> str:
     """Return in a sentence the energy spent, or why it is unavailable."""
     runs = [run for cell in report.cells for run in cell.runs if not peer_of(run.variant)]
     lack = [run.energy.reason for run in runs if run.energy and run.energy.joules is None]
-    column = report.energy
-    if column is None:
+    if report.energy is None:
         reason = next(filter(None, lack), "it was not measured").rstrip(".")
         return f"Energy: {UNAVAILABLE}: {reason}"
-    text, row = "", _best_row(report)
-    if row and row[column].value is not None:
-        text = f"{row[column].text} J a token, {'net of the idle machine' if column == NET else 'gross'}"
-        models = row.cell.target, row.cell.kernels
-        plain = [
-            r for r in report.rows if (r.cell.target, r.cell.kernels, r.variant.variant) == (*models, PLAIN)
-        ]
-        if plain and plain[0] is not row and plain[0][column].value is not None:
-            text += f", beside {plain[0][column].text} of plain decoding"
-        if row["gross_joules_ratio"].value is not None:
-            text += f"; gross, it takes {row['gross_joules_ratio'].text} times plain decoding's"
-        text += "; "
+    row = _best_row(report)
+    text = ""
+    if row and row["gross_joules_ratio"].value is not None:
+        text = f"gross, it takes {row['gross_joules_ratio'].text} times plain decoding's; "
     sources = dict.fromkeys(row.variant.energy_source for row in report.rows if row.variant.energy_source)
     without = f" {len(lack)} of {len(runs)} runs have none: {lack[0]}." if lack else ""
     return f"Energy: {text}from {', '.join(sources)}.{without}"

@@ -98,7 +98,7 @@ class Evaluator:
         can run.
         """
         if not self.prompts:
-            problem = "there is no prompt to judge drafts by: let the target write more, or name a suite"
+            problem = "there is no prompt to evaluate drafts by: let the target write more, or name a suite"
             raise EdgespecError(problem)
         timings: dict[Candidate, DraftTiming] = {}
         for one, runs in self._measured([one for one in candidates if one.path], is_timing=True).items():
@@ -120,7 +120,7 @@ class Evaluator:
             share, detail = done / total / 2, f"timing, {what}"
             if not is_timing:
                 share, detail = 0.5 + share, what
-            self.context.on_progress("judging", share, detail)
+            self.context.on_progress("evaluating", share, detail)
 
         named = {one.name: one for one in those}
         if len(named) < len(those):  # a draft that was there may have the name of a new one

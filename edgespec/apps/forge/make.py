@@ -462,7 +462,7 @@ class MakeRun:
 
         Only drafts of the installed one's type are compared, or all if none has it.
         """
-        self._report("judging", 0.0, "by accepted tokens")
+        self._report("evaluating", 0.0, "by accepted tokens")
         first = self._dataset.folder / FIRST_HEAD
         if not (first.exists() and self._state.learnt == sha256_of(installed)):  # learning begins
             with replacing(first) as file:
@@ -486,7 +486,7 @@ class MakeRun:
 
     def _store_best(self, made: MakeResult, new: list[Candidate], start: Path | None) -> None:
         """Store the best draft, if it beats the present one and plain decoding, or the guard passed it."""
-        self._report("judging")
+        self._report("evaluating")
         settings, folder = self._request.evaluation, self._dataset.folder / "judging"
         prompts = evaluation_prompts(self._dataset, settings.n_prompts)
         evaluator = Evaluator(self._target.path, prompts, settings, folder, self._context)
@@ -606,10 +606,10 @@ def resume(folder: Path, key: str, on_message: MessageFn, *, force: bool = False
     if found is None:
         return RunState(key)
     if found.key == key and not found.ended:
-        on_message("going on with the run that was stopped")
+        on_message("resuming the run that was stopped")
         return found
     if found.key == key and force and not found.kept:
-        on_message("going on with the last run, which kept nothing: its drafts are judged again")
+        on_message("resuming the last run, which kept nothing: its drafts are evaluated again")
         found.ended = False
         return found
     if not found.ended:

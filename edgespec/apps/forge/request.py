@@ -131,9 +131,6 @@ def text_of(path: Path) -> str:
     return text
 
 
-# ---- progress ----
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
     """What a stage reports to, and what may stop it."""

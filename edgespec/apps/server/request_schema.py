@@ -83,7 +83,8 @@ def as_read(message: Mapping[str, Any]) -> dict[str, Any]:
         calls = [_call(call) for call in given]
         read["tool_calls"] = [call for call in calls if call]
         ignore([] if all(calls) else ["tool_calls without a function"])
-    return read
+    given_as = {*_THOUGHTS, "refusal", "audio", "function_call"} - {"reasoning_content"}
+    return {name: value for name, value in read.items() if name not in given_as and value not in ([], {})}
 
 
 def _call(call: object) -> dict[str, Any] | None:
@@ -170,9 +171,7 @@ class ToolCall(RequestPart):
 
 
 class AssistantMessage(RequestPart):
-    """An earlier answer, as this server or another one wrote it; other facts in it are ignored."""
-
-    model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
+    """An earlier answer, as this server or another one wrote it; other facts in it have no effect."""
 
     role: Literal["assistant"]
     name: str | None = None

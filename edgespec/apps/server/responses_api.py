@@ -252,7 +252,7 @@ def _items(body: ResponsesRequest) -> list[Item]:
         given = [Item.model_validate({"role": "user", "content": given})]
     if items := [*body.edgespec_conversation, *(given or ())]:
         return items
-    line = "send text or items, or the previous_response_id of a response to go on with"
+    line = "send text or items, or the previous_response_id of a response to continue"
     raise ApiError(400, line, field="input")
 
 

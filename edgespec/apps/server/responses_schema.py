@@ -216,7 +216,7 @@ class ResponsesRequest(OtherFields):
 
     model: RequestedModel = Field(ALIAS, description="A name that /v1/models lists; default: the first.")
     input: str | list[Item] | None = Field(
-        None, description="Text, or items; what goes on with a stored response may have none."
+        None, description="Text, or items; one that continues a stored response may have none."
     )
     instructions: str | None = Field(None, description="The system message; an earlier one ends with it.")
     previous_response_id: str | None = Field(None, description="Go on with a stored response.")

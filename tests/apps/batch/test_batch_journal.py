@@ -183,18 +183,18 @@ def test_a_batch_goes_on_only_with_what_it_was_begun_with(source, out):
     same = {"temperature": 0.5, "target_sha256": "a" * 64, "chat_template": "{{ one }}"}
     answered(source, out, 3, belongs_to=same)
     del same["chat_template"]
-    with pytest.raises(UsageError, match="another chat template: go on"):
+    with pytest.raises(UsageError, match="another chat template: continue"):
         opened(source, out, belongs_to=same)
     same["chat_template"] = "{{ one }}"
     for changed, word in (
-        ({"temperature": None}, "^temperature: .* was begun with 0.5, not nothing: go on"),
-        ({"target_sha256": "b"}, "another target model: go on"),
+        ({"temperature": None}, "^temperature: .* was begun with 0.5, not nothing: continue"),
+        ({"target_sha256": "b"}, "another target model: continue"),
     ):
         with pytest.raises(UsageError, match=word) as error:
             opened(source, out, belongs_to={**same, **changed})
         assert "--restart" in str(error.value)
     other = write_lines(source.with_name("other.jsonl"), ['"a"'])
-    with pytest.raises(UsageError, match="another input: go on with the same"):
+    with pytest.raises(UsageError, match="another input: continue with the same"):
         opened(other, out, belongs_to=same)
     other.unlink()
     answered(source, out, belongs_to=same)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,8 @@ def test_nodes_that_differ_are_refused_before_work(nodes: Nodes, model: Path, tm
     other = tmp_path / "edgespec-9.9.9.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: edgespec\nVersion: 9.9.9\n")
+    offered = metadata.distribution("edgespec").read_text("entry_points.txt")
+    (other / "entry_points.txt").write_text(offered or "")
     with nodes.only(PYTHONPATH=str(tmp_path)), pytest.raises(EdgespecError) as error:
         writer(nodes, model)
     assert "cannot be used: edgespec differs: 9.9.9 there, " in str(error.value)

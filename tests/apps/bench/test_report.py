@@ -83,7 +83,6 @@ def test_everything_of_a_comparison_is_there(compare_page):
         "docs/measuring.md",
         "576 runs: too many for a page",
         "70/164 (43 %)",
-        "net of the idle machine",
         "02" * 32,
         *CATEGORIES,
     ):

@@ -57,7 +57,7 @@ def test_a_draft_is_made_judged_and_used(request_, tiny_path, tmp_path, jobs):
         "hashing the target",
         "writing",
         "choosing tokens",
-        "judging",
+        "evaluating",
     ]
     assert said == []
     (judged,) = made.candidates
@@ -137,7 +137,7 @@ def test_what_was_stopped_goes_on(request_, tmp_path):
     """Ctrl-C while it is judged: nothing is written again, and what was judged is not judged again."""
 
     def stop(stage, _share, detail):
-        if stage == "judging" and detail.startswith("round 1: head"):
+        if stage == "evaluating" and detail.startswith("round 1: head"):
             raise KeyboardInterrupt
 
     request = replace(request_, force=True)
@@ -147,11 +147,11 @@ def test_what_was_stopped_goes_on(request_, tmp_path):
     assert [name for name in left(tmp_path / "models") if not name.endswith(".lock")] == []
     seen, said = [], []
     made = make(request, StageContext(on_progress=lambda *step: seen.append(step), on_message=said.append))
-    assert said == ["going on with the run that was stopped"]
-    assert {stage for stage, *_ in seen} == {"choosing tokens", "judging"}
-    assert {detail for stage, _, detail in seen if stage == "judging" and detail} == {"round 1: head-q8_0"}, (
-        "the head is the same file, and was timed; what was there was judged"
-    )
+    assert said == ["resuming the run that was stopped"]
+    assert {stage for stage, *_ in seen} == {"choosing tokens", "evaluating"}
+    assert {detail for stage, _, detail in seen if stage == "evaluating" and detail} == {
+        "round 1: head-q8_0"
+    }, "the head is the same file, and was timed; what was there was judged"
     assert made.kept
     make(request, StageContext(on_message=said.append))
     assert len(said) == 1, "a run that has ended does not go on"
@@ -159,7 +159,7 @@ def test_what_was_stopped_goes_on(request_, tmp_path):
 
 def test_other_options_begin_anew_with_the_same_texts(request_, tmp_path):
     def stop(stage, _share, detail):
-        if stage == "judging":
+        if stage == "evaluating":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -179,7 +179,7 @@ def test_a_run_that_kept_nothing_goes_on_by_force(request_, speeds):
     context = StageContext(on_message=said.append, on_progress=lambda *step: seen.append(step))
     assert make(request_).kept is None
     made = make(replace(request_, force=True, name="mine"), context)
-    assert said == ["going on with the last run, which kept nothing: its drafts are judged again"]
+    assert said == ["resuming the last run, which kept nothing: its drafts are evaluated again"]
     assert "writing" not in {stage for stage, *_ in seen}
     assert made.kept.name == "mine"
     make(replace(request_, force=True), context)
@@ -238,7 +238,7 @@ def test_another_text_in_the_same_file_is_another_run(request_, tmp_path):
     for name, text, word in (
         ("notes.txt", "one two three " * 40, None),
         ("notes.txt", "four five six " * 40, "other options: a new one begins"),
-        ("copy.txt", "four five six " * 40, "going on with the run"),
+        ("copy.txt", "four five six " * 40, "resuming the run"),
     ):
         file = file.with_name(name)
         file.write_text(text)

@@ -193,7 +193,15 @@ def test_an_answer_of_any_server_can_be_sent_back(client: httpx.Client):
     answers = [ASK["messages"][0] if i % 2 else SAID | given for i, (given, _) in enumerate(REPLAYED)]
     answer = client.post(CHAT, json=BODIES[CHAT] | {"messages": [*answers, *ASK["messages"]]})
     assert answer.status_code == 200, answer.text
-    assert "X-Edgespec-Warning" not in answer.headers
+    unread = "annotations, provider_specific_fields, id"
+    assert answer.headers["X-Edgespec-Warning"] == f"no effect: {unread}"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/api/chat", "/v1/messages"])
+def test_unknown_fields_of_an_answer_are_named(client: httpx.Client, path: str):
+    messages = [*ASK["messages"], SAID | {"brand_new": 1, "empty": None}, *ASK["messages"]]
+    answer = client.post(path, json=ASKING[path] | {"messages": messages})
+    assert answer.headers["X-Edgespec-Warning"] == "no effect: brand_new"
 
 
 def test_what_is_not_read_of_an_answer_is_told(client: httpx.Client):

@@ -183,7 +183,7 @@ def batch_command(
     """Answer a file of requests, many at once: OpenAI's batch format, or plain prompts, also a line each."""
     drafter = named_drafter(loading.drafter)
     if loading.compute.cache_type == "auto":
-        raise UsageError("--cache-type auto: a batch that goes on later could get another; name a type")
+        raise UsageError("--cache-type auto: a batch that is resumed later could get another; name a type")
     if importlib.util.find_spec("fastapi") is None:
         raise EdgespecError("edgespec batch needs fastapi: pip install 'edgespec[serve]'")
     from edgespec.apps.batch.lines import open_input
@@ -253,7 +253,7 @@ def _results(
             on_message=message,
         )
         if journal.n_done:
-            message(f"going on: {journal.n_done} of {found.n_requests} requests are done")
+            message(f"resuming: {journal.n_done} of {found.n_requests} requests are done")
         return stack.enter_context(journal)
     if str(files.out) == "-":
         file, name = sys.stdout.fileno(), "standard output"
@@ -378,7 +378,9 @@ class _BatchRun:
         where = "" if self._files.piped else f" in {self._files.out}"
         parts = [f"{total} results{where}", f"{failed} of them failed" if failed else "no errors"]
         if self._results.n_cut:
-            parts.append(f"{self._results.n_cut} cut by -n, max_tokens or -c: a larger one lets them go on")
+            parts.append(
+                f"{self._results.n_cut} cut by -n, max_tokens or -c: a larger one lets them continue"
+            )
         if rate is not None:
             parts.append(
                 f"{self._n_tokens} tokens in {timedelta(seconds=round(self._seconds))}, {rate:.1f} tokens/s"

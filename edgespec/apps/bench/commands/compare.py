@@ -120,7 +120,7 @@ class ComparisonFolder:
     out: Annotated[
         Path,
         typer.Option(
-            "--out", "-o", metavar="DIR", help="Where raw runs are kept; there it goes on if stopped."
+            "--out", "-o", metavar="DIR", help="Where raw runs are kept; what was stopped resumes from there."
         ),
     ] = Path("edgespec-compare")
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is in DIR.")] = False

@@ -48,7 +48,7 @@ class StageDisplay(WorkDisplay):
 # ---- options of `edgespec draft make` and `draft eval`, and what users write as numbers and sizes ----
 
 
-_DATA, _TRAINING, _JUDGING = "What it learns from", "Training", "Judging"
+_DATA, _TRAINING, _EVALUATION = "What it learns from", "Training", "Evaluation"
 _LONGEST_WAIT_S = 30.0
 
 
@@ -140,7 +140,7 @@ class TrainingOptions:
     types: Annotated[str, typer.Option(help="Quantizations to try, with commas.")] = "q4_0,q8_0"
 
 
-@option_group(_JUDGING)
+@option_group(_EVALUATION)
 class EvaluationOptions:
     """How long an evaluation is: rounds, and tokens of an answer."""
 
@@ -230,7 +230,7 @@ def _stages() -> Iterator[StageContext]:
 draft_app = typer.Typer(
     rich_help_panel="Models and drafts",
     no_args_is_help=True,
-    help="Make drafts: small, fast models that propose for a larger one; list, judge and remove them.",
+    help="Make drafts: small, fast models that propose for a larger one; list, evaluate and remove them.",
     epilog="Example: edgespec draft make --hours 2",
 )
 
@@ -313,7 +313,7 @@ def eval_command(
     suite: Annotated[
         str | None,
         typer.Option(
-            help="Judge by these prompts: default, human-eval, or a file in Spec-Bench's format (.jsonl).",
+            help="Evaluate on these prompts: default, human-eval, or a file in Spec-Bench's format (.jsonl).",
             show_default="prompts that it was not trained on",
         ),
     ] = None,
@@ -372,8 +372,8 @@ def print_made(made: MakeResult) -> None:
         out.print(str(made.guard))
         if made.kept is None:
             out.print(
-                f"nothing is replaced: {made.beaten} stays, until more is accepted on your texts and hardly "
-                "less on the built-in ones, of all of the training or of a part; --force keeps the new one"
+                f"{made.beaten} is kept: neither all of the training nor a part of it had more accepted on "
+                "your texts and hardly less on the built-in ones; --force keeps the new one"
             )
             return
     rows = [(one.candidate.name, one) for one in made.candidates]

@@ -229,7 +229,7 @@ class Training:
         packing = TextPacking(texts, rows, mixes=settings.learns)
         if not packing.n_answers or not held_out:
             raise EdgespecError(
-                f"too few texts to train on ({len(texts)}, and {len(held_out)} to judge by); "
+                f"too few texts to train on ({len(texts)}, and {len(held_out)} to evaluate on); "
                 "let the target write more"
             )
         self._family, self._settings, self._folder, self._context = family, settings, folder, context

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from edgespec.apps.server.tool_calls.argument_values import refuse_constant
 from edgespec.apps.server.tool_calls.call_forms import CallForm, markers_in, readable_forms
 from edgespec.apps.server.tool_calls.call_parser import (
     ARGUMENT_KEYS,
     NAME_KEYS,
     CallParser,
-    Functions,
     NoCallError,
     ReadCall,
     UnfinishedCallError,
-    call_of,
     n_open,
 )
 from edgespec.decoding.records import Token
@@ -48,45 +44,8 @@ ReadPart = PlainText | ReadCall
 # ---- answers that consist only of calls, without tags, fenced, with doubled braces ----
 
 _BEGINNINGS = ("{", "```json", "```\n{", "<tools>")
-_WRAPPING = re.compile(r"^(?:```(?:json)?|<tools>)|(?:```|</tools>)$")
-_NEXT = re.compile(r"[^\s},;]|$")  # where the next value begins
 _FIRST_KEY = re.compile(r'(?:```(?:json)?|<tools>)?[\s{]*"((?:[^"\\]|\\.)*)"(?:\s*:\s*"((?:[^"\\]|\\.)*)")?')
-_DECIDING = 512  # characters that have the first key of a call, and a function's name
 _KEYS = frozenset([*NAME_KEYS, *ARGUMENT_KEYS, "type", "function", "id"])
-
-
-def may_be_calls(text: str, names: Collection[str]) -> bool:
-    """Whether a text that begins with `text` may consist of calls of these functions."""
-    text = text.lstrip()
-    if not any(text.startswith(start) or start.startswith(text) for start in _BEGINNINGS):
-        return False
-    if not (first := _FIRST_KEY.match(text)):
-        return True
-    return first[1] in _KEYS and (first[1] not in NAME_KEYS or first[2] is None or first[2] in names)
-
-
-def calls_of(text: str, functions: Functions) -> list[ReadCall]:
-    """Return the calls that `text` consists of; [] if it contains anything else."""
-    try:
-        found = [call_of(value, functions) for value in _values(text)]
-    except (ValueError, RecursionError):
-        return []
-    calls = [call for call in found if call]
-    return calls if len(calls) == len(found) else []
-
-
-def _values(text: str) -> Iterator[Any]:
-    """Yield the JSON values of `text` one after another. Raises ValueError for anything between them."""
-    text = _WRAPPING.sub("", text.strip()).strip()
-    if text.startswith("{{"):
-        text = text[1:]  # the closing bracket is skipped like a comma
-    decoder = json.JSONDecoder(parse_constant=refuse_constant)
-    position = 0
-    while position < len(text):
-        value, position = decoder.raw_decode(text, position)
-        yield from value if isinstance(value, list) else [value]
-        found = _NEXT.search(text, position)
-        position = found.start() if found else len(text)
 
 
 # ---- the whole answer ----
@@ -137,7 +96,7 @@ class AnswerReader:
         self._openers = tuple(dict.fromkeys(opener for form in forms for opener in form.openers))
         self._closers = tuple(dict.fromkeys(closer for form in forms for closer in form.closers))
         self._opening = re.compile(rf"(?:\s*(?:{_any_of(self._openers)}))*\s*")
-        self._closing = re.compile(rf"\s*(?:({_any_of(self._closers)})|[}}\],;]|```)")
+        self._closing = re.compile(rf"\s*(?:({_any_of(self._closers)})|[}}\],;]|```|</tools>)")
         self._is_bare = bool(expected.form and expected.form.is_bare)
         self._reads_python = any(form.keyed and form.keyed.quoted for form in forms)
         thinking = (marker for part in expected.thinking or () for marker in markers_in(part))
@@ -253,23 +212,36 @@ class AnswerReader:
 
     def _read_bare(self) -> Steps[None]:
         """Read calls without markers at the beginning of an answer."""
-        rest = yield from self._shown()
+        rest = yield from self._shown(_BEGINNINGS)
         if self._is_bare and rest[:1] in ("{", "["):
-            if (yield from self._read_calls(marked=False)):
-                return  # text may follow
-            if self._expected.forced and self._ended:
+            if not (yield from self._read_calls(marked=False)) and self._expected.forced and self._ended:
                 self._drop(len(self._text))
+        elif rest.startswith(_BEGINNINGS):
+            yield from self._read_only_calls()
+
+    def _read_only_calls(self) -> Steps[None]:
+        """Read an answer that is nothing but calls; any other is text."""
+        while not (first := _FIRST_KEY.match(self._text.lstrip())) or self._is_call_key(*first.groups()):
+            calls, at = list[ReadCall](), 0
+            try:
+                while self._text[at:].strip():
+                    call, at = self._parser.parse(self._text, at)
+                    calls.append(call)
+                    while found := self._closing.match(self._text, at):
+                        at = found.end()
+            except NoCallError:
                 return
-        n_seen = 0
-        while n_seen > _DECIDING or may_be_calls(self._text, self._expected.functions):
+            except UnfinishedCallError:
+                calls = []
             if self._ended:
-                if calls := calls_of(self._text, self._expected.functions):
-                    for call in calls:
-                        self._emit(call)
-                    self._drop(len(self._text))
+                for call in calls:
+                    self._emit(call)
+                self._drop(len(self._text) if calls else 0)
                 return
-            n_seen = len(self._text)
-            yield
+            yield from self._more(may_end=True)
+
+    def _is_call_key(self, key: str, value: str | None) -> bool:
+        return key in _KEYS and (key not in NAME_KEYS or value is None or value in self._expected.functions)
 
     def _read_calls(self, *, marked: bool = True) -> Steps[bool]:
         """Read a call and those that follow without text between; False if there is none."""

@@ -208,8 +208,6 @@ class SpeechOutput:
             raise UsageError("-: standard input can be read only once")
         if self.output is None:
             return
-        if self.output.exists() and not self.output.is_dir():
-            raise UsageError(f"--output {self.output}: a file; name a directory")
         written: dict[Path, str] = {}
         for file in files:
             path = self.path(file)

@@ -30,6 +30,7 @@ from edgespec.platform.files import (
     expand_user,
     locked,
     own_file,
+    replacing,
     temporary_path,
 )
 
@@ -344,21 +345,11 @@ class StateFile(Generic[T]):
         The old value is None if there is no usable one. Raises OSError; the file is then
         unchanged.
         """
-        # All processes use the same temporary name: a killed one's leftover is overwritten.
-        new = self.path.with_name(f".{self.path.name}.new")
         with self._locked():
             data = change(self._usable())
-            try:
-                file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-                try:
-                    write_all(file, data, 0)
-                    os.fsync(file)
-                finally:
-                    os.close(file)
-                new.replace(self.path)
-            except BaseException:  # Ctrl-C too: leave no partial file behind
-                new.unlink(missing_ok=True)
-                raise
+            with replacing(self.path) as stream:
+                os.fchmod(stream.fileno(), 0o600)
+                stream.write(data)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -73,19 +73,11 @@ def test_a_failure_leaves_the_file_as_it_was(file: StateFile[int], monkeypatch: 
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "pwrite", full)
+        patched.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
             file.update(one_more)
     assert file.read() == 1
-    assert not file.path.with_name(f".{file.path.name}.new").exists()
-
-
-def test_what_a_killed_process_left_is_overwritten(file: StateFile[int]) -> None:
-    file.update(one_more)
-    file.path.with_name(f".{file.path.name}.new").write_bytes(b"a longer text than the number")
-    file.update(one_more)
-    assert file.read() == 2
-    assert not file.path.with_name(f".{file.path.name}.new").exists()
+    assert sorted(path.name for path in file.path.parent.iterdir()) == [".lock", file.path.name]
 
 
 def test_no_change_is_lost(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.json_routes import strict_json
 from edgespec.errors import EdgespecError, MessageFn, OutputUnread, UsageError, silent
 from edgespec.platform.closing import Closing
+from edgespec.platform.files import replacing
 from edgespec.platform.kept import write_all
 
 # ---- requests and answers of a batch, and lines of its output ----
@@ -239,18 +240,11 @@ class Journal(PipedResults, Closing):
 
     def finish(self) -> None:
         """Write OUT from the results; every request must have one. Raises EdgespecError."""
-        new = self.partial.with_name(f"{self.partial.name}.new")
         with self._telling():
-            try:
-                with new.open("wb") as file, open(self._file, "rb", closefd=False) as found:
-                    for number, place in enumerate(sorted(self._begins) if self._in_order else self._begins):
-                        found.seek(self._begins[place])
-                        file.write(self._shown(number, found.readline()))
-                    file.flush()
-                    os.fsync(file.fileno())
-                new.replace(self.out)
-            finally:
-                new.unlink(missing_ok=True)
+            with replacing(self.out) as file, open(self._file, "rb", closefd=False) as found:
+                for number, place in enumerate(sorted(self._begins) if self._in_order else self._begins):
+                    found.seek(self._begins[place])
+                    file.write(self._shown(number, found.readline()))
             self.partial.unlink()
 
     def close(self) -> None:

@@ -136,7 +136,6 @@ def test_killed_between_the_last_steps(source, out, in_order):
         kept = journal.partial.read_bytes()
         journal.finish()
     Path(f"{out}.partial").write_bytes(kept)
-    Path(f"{out}.partial.new").write_bytes(b"half of the resul")
     _, journal = opened(source, out, in_order=in_order)
     with journal:
         assert journal.complete

@@ -118,7 +118,7 @@ class Bench:
         self._engine.forget(tables=self._cold, but=self.beginning)
         others = [tokens for other, tokens in self._remembered.items() if other != prompt.id]
         if others:
-            self._engine._earlier_texts.ready().load(np.concatenate(others).astype(np.int32))
+            self._engine._earlier_texts.ready().extend(np.concatenate(others).astype(np.int32))
 
     def warm_up(self, prompts: Sequence[Prompt], variants: Sequence[Variant]) -> None:
         """Make the contexts large enough for every prompt, and run each drafter once.

@@ -142,23 +142,12 @@ class DraftModel:
         if n_tokens - self._offset > self.n_ctx:
             self._start_at(n_tokens - self.n_ctx // 2)
 
-    def run(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Rows:
-        """Read the rest of `tokens`, then `guesses`; return the logits after `tokens` and after each guess.
-
-        Shape (1 + len(guesses), n): those of `ids`, or of the first n tokens. The guesses stay in the cache
-        until `trim`.
-        """
-        return self.evaluate(tokens, guesses).rows
-
-    def evaluate(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> ForwardResult:
-        """Run as `run` does; return the whole result of the pass."""
-        asked = self.ask(tokens, guesses)
-        return asked.finish(asked.run()) if isinstance(asked, Forward) else asked
-
     def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Forward | ForwardResult:
-        """Return the pass of `run`, which others may share; its `finish` returns the rows of `run`.
+        """Return the pass over the rest of `tokens`, then `guesses`, which others may share.
 
-        Return a result instead if no pass is needed or none can be shared.
+        Its `finish` returns the logits after `tokens` and after each guess, shape (1 + len(guesses), n):
+        those of `ids`, or of the first n tokens. The guesses stay in the cache until `trim`. Return a result
+        instead if no pass is needed or none can be shared.
         """
         pending = [*tokens[self._offset + self._session.n_past :], *guesses]
         asked = Forward(self._session, self._known(pending), 1 + len(guesses))

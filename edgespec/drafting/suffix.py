@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgespec import _core
-from edgespec.decoding.tree import Tokens
+from edgespec._core import SuffixStore
 from edgespec.drafting.history import MAX_TOKENS, History
 from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.errors import EdgespecError
@@ -36,38 +35,18 @@ def n_before_answer(tokens: Sequence[int], is_eog: Callable[[int], bool]) -> int
     return len(tokens) - 1 if any(map(is_eog, header)) else 0
 
 
-class SuffixDrafts:
-    """The suffix store over an engine's texts and what was loaded from earlier ones.
+class Document:
+    """A text that grows in a suffix store, beside others.
 
     Any number of documents may grow in turns. Each gets proposals from the continuations in all of them,
     finished or not. A document need not be closed.
     """
 
-    def __init__(self, capacity: int) -> None:
-        """Keep the last `capacity` tokens of all documents together."""
-        self._store = _core.SuffixStore(capacity)
-
-    def load(self, tokens: Tokens) -> None:
-        """Load earlier documents, each ended by -1. May run on any thread, but only on one at a time."""
-        self._store.extend(tokens)
-
-    def forget(self) -> None:
-        """Empty the store. Documents may keep growing; their earlier content is no longer found."""
-        self._store.clear()
-
-    def document(self, tokens: Sequence[int], *, n_silent: int = 0) -> Document:
-        """Start a new document with `tokens`; no match reaches back into the first `n_silent`.
+    def __init__(self, store: SuffixStore, tokens: Sequence[int], *, n_silent: int = 0) -> None:
+        """Append `tokens` to `store`; no match reaches back into the first `n_silent`.
 
         These can be offered like any other tokens.
         """
-        return Document(self._store, tokens, n_silent)
-
-
-class Document:
-    """A text that grows in the suffix store; `SuffixDrafts.document` makes it."""
-
-    def __init__(self, store: _core.SuffixStore, tokens: Sequence[int], n_silent: int) -> None:
-        """Append `tokens` to `store` as a new document; no match reaches back into the first `n_silent`."""
         document = array("i", tokens)
         self._store = store
         # An end is not needed here, but each loaded text has one: so the window counts all texts alike.
@@ -104,7 +83,7 @@ class NgramDrafter:
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start with the prompt `tokens`."""
-        self._text = SuffixDrafts(_OWN).document(tokens)
+        self._text = Document(SuffixStore(_OWN), tokens)
         self._n = len(tokens)
 
     def draft(self, tokens: Sequence[int], room: int, sample: object) -> list[int]:
@@ -132,7 +111,7 @@ class EarlierTexts:
 
     def __init__(self, header: GGUFHeader, *, kept: bool, on_message: Callable[[str], None]) -> None:
         """Begin reading the history of `header`'s tokenizer, if it is `kept`."""
-        self.suffix = SuffixDrafts(OWN_TOKENS)
+        self.suffix = SuffixStore(OWN_TOKENS)
         self.rejected: RejectedPlaces | None = None
         """Where rejected drafts are kept; None: nowhere. Set by the engine, which knows what drafts."""
         self._history: History | None = None
@@ -147,14 +126,14 @@ class EarlierTexts:
         except (EdgespecError, OSError) as error:
             on_message(f"earlier answers are not used: {error}")
             return
-        self.suffix = SuffixDrafts(MAX_TOKENS)
+        self.suffix = SuffixStore(MAX_TOKENS)
         self._thread = threading.Thread(target=self._load, args=(self._history,), daemon=True)
         self._thread.start()
 
     def _load(self, history: History) -> None:
-        self.suffix.load(history.load(MAX_TOKENS - OWN_TOKENS, n_vocab=self._n_vocab))
+        self.suffix.extend(history.load(MAX_TOKENS - OWN_TOKENS, n_vocab=self._n_vocab))
 
-    def ready(self) -> SuffixDrafts:
+    def ready(self) -> SuffixStore:
         """Return the suffix store, once all documents are in it."""
         if self._thread:
             self._thread.join()

@@ -25,6 +25,7 @@ from functools import lru_cache, partial
 import msgspec
 import numpy as np
 
+from edgespec._core import SuffixStore
 from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.passes import balance, cut, fold, merge, order
 from edgespec.decoding.records import Step
@@ -43,7 +44,7 @@ from edgespec.drafting.pace import MAX_UNREAD, ModelAction, Pace, SuffixAction
 from edgespec.drafting.profile import N_MAX, Clocks, PassCosts
 from edgespec.drafting.rejections import PlacesOfText
 from edgespec.drafting.step import DraftStep, learn_step
-from edgespec.drafting.suffix import Document, SuffixDrafts, n_before_answer
+from edgespec.drafting.suffix import Document, n_before_answer
 from edgespec.errors import EdgespecError, MessageFn, silent
 
 # ---- the draft model as a source ----
@@ -334,7 +335,7 @@ class TreeDrafter:
         self,
         pace: Pace,
         *,
-        suffix: SuffixDrafts | None,
+        suffix: SuffixStore | None,
         model: DraftModel | None,
         is_eog: Callable[[int], bool],
         clocks: Clocks,
@@ -383,9 +384,9 @@ class TreeDrafter:
                 self._model.begin(tokens)
                 if self.pace.needs_model and self._model.follows(len(tokens)):
                     self._read(self._model, tokens)
-        if self._suffix:
+        if self._suffix is not None:
             self._suffix_source = SuffixSource(
-                self._suffix.document(tokens, n_silent=n_before_answer(tokens, self._is_eog)),
+                Document(self._suffix, tokens, n_silent=n_before_answer(tokens, self._is_eog)),
                 self.pace.acceptance,
                 is_eog=self._is_eog,
                 constraint=self._constraint,

@@ -496,7 +496,7 @@ class Engine(Closing):
         """
         with self._lock:
             self._requests.forget()
-            self._earlier_texts.ready().forget()
+            self._earlier_texts.ready().clear()
             self._pair.forget(but)
             if tables:
                 self._knowledge.forget()

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from edgespec import Engine, SamplingParams
+from edgespec._core import SuffixStore
 from edgespec.apps.energy.meter import EnergyMeter, EnergySource
 from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.generate import Generation, logprobs_of
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import Policy
 from edgespec.drafting.profile import N_MAX, CostCurve, PassCosts, guessed_curve
-from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache_types import with_cache_type
@@ -64,7 +64,7 @@ def chain_of(session, *, gamma=4, policy=MODEL, is_eog=lambda token: False, on_s
     target, draft = (PassCosts(guessed_curve(size, own_kernels=True)) for size in (4_000_000, 1_000_000))
     chosen = pace_of(with_gamma(policy, gamma), (target, draft))
     model = DraftModel(session, n_vocab=session.model.n_vocab) if session else None
-    suffix = SuffixDrafts(4096)
+    suffix = SuffixStore(4096)
     return TreeDrafter(
         chosen, suffix=suffix, model=model, is_eog=is_eog, clocks=(target, draft), on_step=on_step
     )

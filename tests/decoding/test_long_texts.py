@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec._core import SuffixStore
 from edgespec.decoding.choices import NamedDrafter
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
@@ -17,7 +18,7 @@ from edgespec.decoding.tree import Drafter
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import Policy
 from edgespec.drafting.plugin import PluginDrafter
-from edgespec.drafting.suffix import NgramDrafter, SuffixDrafts
+from edgespec.drafting.suffix import NgramDrafter
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.engine.batcher import PREFILL_CHUNK
 from toy_models import V
@@ -81,7 +82,7 @@ def drafter_of(policy: Policy | None, prompt: Sequence[int]) -> Drafter:
     clocks = curves()
     return TreeDrafter(
         soon_drafting(policy, clocks),
-        suffix=SuffixDrafts(1 << 16),
+        suffix=SuffixStore(1 << 16),
         model=DraftModel(LastTokens(2).session(), n_vocab=V),
         is_eog=lambda _token: False,
         clocks=clocks,

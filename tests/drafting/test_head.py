@@ -18,7 +18,7 @@ from edgespec.drafting.draft import n_states_worth_reading
 from edgespec.drafting.heads.head import HeadModel
 from edgespec.drafting.heads.head_file import read_head
 from edgespec.drafting.heads.made import Fusion
-from edgespec.drafting.heads.matrices import TargetEmbeddings
+from edgespec.drafting.heads.matrices import EMBEDDINGS, MappedMatrix
 from edgespec.drafting.pace import Policy
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import check_model_file
@@ -30,6 +30,7 @@ from measured_costs import measured
 from random_heads import write_random_head
 from tiny_gguf import write_tiny_gguf
 from toy_paces import FixedPolicy, curves, pace_of
+from toy_sessions import run
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=0.8, top_k=20)
@@ -246,7 +247,7 @@ def test_its_rows_are_those_of_the_definition(engine, target_path, head_path):
     """Token i goes in as We e(t_i) + Wf f_(i-1): all tokens at once give what drafting gave one by one."""
     prompt = PROMPTS["short"]
     head = read_head(check_model_file(head_path))
-    fusion = Fusion(head, TargetEmbeddings(engine.target.header))
+    fusion = Fusion(head, MappedMatrix(engine.target.header, EMBEDDINGS))
     matrices = {"n_vocab": engine.target.n_vocab, "token_ids": head.token_ids, "fusion": fusion}
     result = engine.generate(prompt, params=GREEDY, n_predict=30, drafter="model", gamma=3)
     text = [*prompt, *result.token_ids]
@@ -262,7 +263,7 @@ def test_its_rows_are_those_of_the_definition(engine, target_path, head_path):
     ):
         drafting = HeadModel(session, kept, **matrices)
         n = len(text) - 1
-        rows = [drafting.run(text[:i])[0].copy() for i in range(kept.first + 2, n)]
+        rows = [run(drafting, text[:i])[0].copy() for i in range(kept.first + 2, n)]
         session.clear()
         inputs = fusion(text[kept.first + 1 : n], states[kept.first : n - 1])
         together = Forward(session, text[kept.first + 1 : n], len(inputs), inputs=inputs).run().rows
@@ -309,7 +310,7 @@ def test_its_rows_in_a_window_are_those_of_a_head_that_began_there(
     monkeypatch.setattr("edgespec.drafting.heads.head.WINDOW", 64)
     monkeypatch.setattr("edgespec.drafting.heads.head._STEP", 16)
     head = read_head(check_model_file(head_path))
-    fusion = Fusion(head, TargetEmbeddings(engine.target.header))
+    fusion = Fusion(head, MappedMatrix(engine.target.header, EMBEDDINGS))
     matrices = {"n_vocab": engine.target.n_vocab, "token_ids": head.token_ids, "fusion": fusion}
     text = PROMPTS["longer than a window"]
     with Session(engine.target, n_ctx=256, n_threads=1, n_logits_max=256) as target:
@@ -326,12 +327,12 @@ def test_its_rows_in_a_window_are_those_of_a_head_that_began_there(
             long = opened(cache)
             for n in range(2, len(text) + 1):
                 long.make_room(n)
-                rows = long.run(text[:n]).copy()
+                rows = run(long, text[:n]).copy()
             assert 60 < long.n_held <= 80
             assert long.n_past == len(text) - 1
             short = opened(cache)
             short._start_at(len(text) - long.n_held)
-            assert np.allclose(rows, short.run(text), atol=1e-4)
+            assert np.allclose(rows, run(short, text), atol=1e-4)
 
 
 def test_states_that_are_kept():
@@ -487,7 +488,7 @@ def test_damaged_heads(tmp_path, target_path, head_path):
 
 def test_what_goes_in_is_the_fusion_matrix_times_both(target_path, head_path, tmp_path):
     """Of each type of matrix, one token at a time and many at once."""
-    embeddings = TargetEmbeddings(check_model_file(target_path))
+    embeddings = MappedMatrix(check_model_file(target_path), EMBEDDINGS)
     reader = gguf.GGUFReader(target_path)
     table = {tensor.name: tensor for tensor in reader.tensors}["token_embd.weight"]
     whole = gguf.quants.dequantize(table.data, table.tensor_type)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from edgespec._core import SuffixStore
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting import tree_drafter
 from edgespec.drafting.pace import Policy
-from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_heads import ToyTargetSession, state_of, toy_head, toy_mtp_head
 from toy_models import ToyModel, V, chi_square_p_value
@@ -71,7 +71,7 @@ def counts_of(
     target = ToyModel(1)
     clocks = curves()
     chosen = scheduler(policy, clocks)
-    suffix = SuffixDrafts(1024)
+    suffix = SuffixStore(1024)
     session = ToyTargetSession(cache(target.logits), V, clock=clock, cost=lambda n: 0.05, leaves=not is_mtp)
     options = {"clock": clock, "cost": lambda n: 0.001, "n_ctx": n_ctx}
     head = toy_mtp_head(V, **options) if is_mtp else toy_head(V, KEPT, **options)
@@ -198,7 +198,7 @@ def test_what_was_accepted_is_read_with_the_targets_states(clock, name, leaves):
 
     for seed in range(20):
         drafter = Checked(
-            chosen, suffix=SuffixDrafts(64), model=head, is_eog=lambda token: False, clocks=clocks
+            chosen, suffix=SuffixStore(64), model=head, is_eog=lambda token: False, clocks=clocks
         )
         task = task_of(warm(1.0), seed, n_predict=30)
         list(Generation(session, drafter, PROMPT, task, features=head.features).events())

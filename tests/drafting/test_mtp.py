@@ -20,6 +20,7 @@ from edgespec.llama.session import Session
 from measured_costs import measured
 from tiny_models import ARCHITECTURES
 from tiny_states import tiny
+from toy_sessions import evaluate, run
 
 HEADS = [name for name, one in ARCHITECTURES.items() if MTP in one.kinds]
 DENSE, HYBRID = "glm4-moe-mtp", "qwen35-mtp"
@@ -180,13 +181,13 @@ def test_its_rows_are_those_of_all_tokens_read_at_once(name):
         features.set(0, text[:2], states[:2])
         rows = []
         for i in range(2, len(text) + 1):
-            result = head.evaluate(text[:i]).copy()
+            result = evaluate(head, text[:i]).copy()
             rows.append(result.rows[0])
             if i < len(text) - 1:
                 features.set(i, [text[i]], states[i : i + 1])
         own = result.features[-1:]
         assert not head.follows(len(text) + 2), "it has not been at the token between"
-        after = head.run([*text, 17])[0].copy()
+        after = run(head, [*text, 17])[0].copy()
 
         head_session.clear()
         together = Forward(head_session, text[1:], len(text) - 1, inputs=states[:-1]).run().rows.copy()

@@ -15,6 +15,7 @@ import statistics
 import numpy as np
 import pytest
 
+from edgespec._core import SuffixStore
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.sampling import SamplingParams
@@ -31,7 +32,6 @@ from edgespec.drafting.profile import (
     guessed_curve,
     interpolated,
 )
-from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_paces import OURS, STEEPER, STOCK, FixedPolicy, SoonDrafting, pace_of, with_gamma
 from toy_sessions import ToySession, ToyStateSession
@@ -89,7 +89,7 @@ class World:
         self.model = DraftModel(self.draft_session, n_vocab=V)
         self.drafter = TreeDrafter(
             pace_of(policy, clocks),
-            suffix=SuffixDrafts(1024),
+            suffix=SuffixStore(1024),
             model=self.model,
             is_eog=lambda token: False,
             clocks=clocks,

@@ -30,6 +30,7 @@ from reference import filtered_probs
 from tiny_models import make_tiny
 from tiny_states import tiny
 from toy_models import chi_square_p_value
+from toy_sessions import evaluate, run
 
 TARGETS = ["llama", "qwen3", "qwen3moe", "openai-moe", "gemma4", "qwen35", "qwen3next", "lfm2", "nemotron-h"]
 EAGLES = {
@@ -346,12 +347,12 @@ def test_its_rows_are_those_of_all_tokens_read_at_once(file, head_of):
         features.set(0, text[:2], states[:2])
         rows = []
         for i in range(2, len(text) + 1):
-            result = head.evaluate(text[:i]).copy()
+            result = evaluate(head, text[:i]).copy()
             rows.append(result.rows[0])
             if i < len(text) - 1:
                 features.set(i, [text[i]], states[i : i + 1])
         own = result.features[-1:]
-        after = head.run([*text, 17])[0].copy()
+        after = run(head, [*text, 17])[0].copy()
 
         head_session.clear()
         inputs = head_model.encode(states[:-1])
@@ -383,11 +384,11 @@ def test_a_block_follows_all_states_read_at_once(file, head_of):
             features.set(features.end, text[features.end : n - 1], states[features.end : n - 1])
             assert model.follows(n)
             assert model.n_unread(n) == 2
-            rows = [model.run(text[:n])[0].copy()]
+            rows = [run(model, text[:n])[0].copy()]
             for drafted in range(1, 5):
                 assert model.follows(n + drafted)
                 assert model.n_unread(n + drafted) == 1
-                rows.append(model.run([*text[:n], *range(drafted)])[0].copy())
+                rows.append(run(model, [*text[:n], *range(drafted)])[0].copy())
             assert not model.follows(n + 5), "the block has five masks"
             assert model.n_past == n - 1
             drafts.append(rows)
@@ -424,7 +425,7 @@ def test_the_equations_of_blocks(file, head_of):
             tokens = [*text]
             for place in range(head.first, head.n_block):
                 assert model.follows(len(tokens))
-                drafted = model.evaluate(tokens)
+                drafted = evaluate(model, tokens)
                 expected, chance = place_after(
                     weights, logits[place : place + 1], hidden[place : place + 1], tokens[-1:]
                 )

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec._core import SuffixStore
-from edgespec.drafting.suffix import SuffixDrafts, n_before_answer
+from edgespec.drafting.suffix import Document, n_before_answer
 
 pytestmark = pytest.mark.proof
 
@@ -305,8 +305,8 @@ def test_memory_is_bounded():
 
 
 def documents_of(*texts):
-    drafts = SuffixDrafts(64)
-    return [drafts.document(tokens) for tokens in texts]
+    drafts = SuffixStore(64)
+    return [Document(drafts, tokens) for tokens in texts]
 
 
 def test_an_offer_is_the_first_children_of_the_offered_tree():
@@ -334,12 +334,12 @@ def test_a_match_in_another_text_under_way():
 
 def grow(texts, *, step, interleaved):
     """Grow `texts` in one store, and return what each was offered at each of its steps."""
-    drafts, offers = SuffixDrafts(4096), {name: [] for name in range(len(texts))}
+    drafts, offers = SuffixStore(4096), {name: [] for name in range(len(texts))}
     open_ones = {}
 
     def take(name, at):
         if at == 0:
-            open_ones[name] = drafts.document(texts[name][:step])
+            open_ones[name] = Document(drafts, texts[name][:step])
         else:
             open_ones[name].extend(texts[name][at : at + step])
         document = open_ones[name]
@@ -365,8 +365,8 @@ def test_texts_that_share_no_token_grow_as_if_alone(texts, step):
 
 
 def test_an_open_text_loses_its_oldest_part_while_others_grow():
-    drafts = SuffixDrafts(16)
-    text, other = drafts.document([1, 2, 3, 4, 5]), drafts.document([])
+    drafts = SuffixStore(16)
+    text, other = Document(drafts, [1, 2, 3, 4, 5]), Document(drafts, [])
     text.extend([1, 2])
     other.extend(range(20, 27))  # 16 tokens, with the ends before both
     assert text.offer([], 3) == ([3, 4, 5], [pytest.approx(4 / 6), pytest.approx(9 / 11), ANY])
@@ -386,10 +386,10 @@ def test_an_open_text_loses_its_oldest_part_while_others_grow():
 
 
 def test_open_texts_survive_that_all_is_forgotten():
-    drafts = SuffixDrafts(64)
-    first, second = drafts.document([1, 2, 3, 1]), drafts.document([4, 5, 4])
+    drafts = SuffixStore(64)
+    first, second = Document(drafts, [1, 2, 3, 1]), Document(drafts, [4, 5, 4])
     assert first.offer([], 1)[0] == [2]
-    drafts.forget()
+    drafts.clear()
     assert first.offer([], 1) == second.offer([], 1) == ([], [])
     first.extend([2, 9])
     second.extend([5, 4])
@@ -413,9 +413,9 @@ def test_what_a_template_puts_before_every_answer_says_nothing_of_it():
     first, second = [1, 2, 3, *header, 7, 8, 9], [4, 5, *header, 7]
     answer = documents_of(first, second)[-1]
     assert answer.offer([], 2)[1][0] > 0.9  # "7", and the header before it
-    drafts = SuffixDrafts(64)
-    drafts.document(first)
-    answer = drafts.document(second, n_silent=len(second) - 1)
+    drafts = SuffixStore(64)
+    Document(drafts, first)
+    answer = Document(drafts, second, n_silent=len(second) - 1)
     tokens, probabilities = answer.offer([], 2)
     assert tokens == [8, 9]
     assert probabilities[0] < 0.4  # "7" alone

@@ -14,12 +14,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgespec._core import SuffixStore
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting import tree_drafter
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import ModelAction, Policy
-from edgespec.drafting.suffix import SuffixDrafts
+from edgespec.drafting.suffix import Document
 from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_models import ToyModel, V, chi_square_p_value
 from toy_paces import (
@@ -131,7 +132,7 @@ def counts_of(
     """
     clocks = curves()
     chosen = scheduler(policy, clocks)
-    suffix = SuffixDrafts(1024)
+    suffix = SuffixStore(1024)
     kinds = (ToyStateSession, partial(ToyStateSession, n_marks=3)) if keep_states else (ToySession,) * 2
     target_session = kinds[0](cache(target.logits), V, clock=clock, cost=lambda n: 0.05)
     draft_session = kinds[1](cache(draft.logits), V, clock=clock, cost=lambda n: 0.001, n_ctx=n_draft_ctx)
@@ -255,7 +256,7 @@ def test_with_the_match_rule_the_text_is_a_function_of_the_seed():
     """Whatever is drafted, the text is plain decoding's, also where coins decide it."""
     target, draft = ToyModel(7), ToyModel(107)
     clocks = curves()
-    suffix = SuffixDrafts(1024)
+    suffix = SuffixStore(1024)
 
     def text(seed, policy, scheduler=soon_drafting):
         drafter = None
@@ -289,7 +290,7 @@ def test_the_draft_model_checks_guesses_in_one_pass():
     session = ToySession(logits, 8)
     drafter = TreeDrafter(
         chosen,
-        suffix=SuffixDrafts(256),
+        suffix=SuffixStore(256),
         model=DraftModel(session, n_vocab=8),
         is_eog=lambda t: False,
         clocks=clocks,
@@ -305,8 +306,8 @@ def test_the_draft_model_checks_guesses_in_one_pass():
 def test_no_branch_of_the_store_goes_beyond_the_end():
     """Earlier texts went on after an end of generation, as a chat's next turn does; no draft may."""
     end, drafts = 3, []
-    suffix = SuffixDrafts(256)
-    suffix.document((0, 1, 2, end, 4, 5, 0, 1, 2, end, 4, 4, 0, 1, 2, 2, 5) * 3)
+    suffix = SuffixStore(256)
+    Document(suffix, (0, 1, 2, end, 4, 5, 0, 1, 2, end, 4, 4, 0, 1, 2, 2, 5) * 3)
     for policy in (Policy(model=False, staged=False), Policy(model=False, staged=False, branches=False)):
         clocks = curves()
         chosen = soon_drafting(policy, clocks)
@@ -343,8 +344,8 @@ def test_nothing_is_drafted_after_an_end_of_generation_token():
     for policy in POLICIES.values():
         clocks = curves()
         chosen = soon_drafting(policy, clocks)
-        suffix = SuffixDrafts(256)
-        suffix.document(sequence * 4)
+        suffix = SuffixStore(256)
+        Document(suffix, sequence * 4)
         drafter = TreeDrafter(
             chosen,
             suffix=suffix,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec import Engine, SamplingParams
+from edgespec._core import SuffixStore
 from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.draft import PlainDraft
@@ -17,7 +18,6 @@ from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.measure import measure
 from edgespec.drafting.pace import Policy
 from edgespec.drafting.profile import N_MAX, PassCosts, guessed_curve
-from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.kv_cache import KVCache
@@ -104,7 +104,7 @@ def test_sampled_tokens_follow_the_targets_distribution(name: str) -> None:
         policy = Policy(suffix=False, staged=False, rereads=not size.n_snapshots)
         drafter = TreeDrafter(
             pace_of(with_gamma(policy, 2), curves),
-            suffix=SuffixDrafts(1024),
+            suffix=SuffixStore(1024),
             model=DraftModel(session, n_vocab=small.n_vocab),
             is_eog=lambda token: False,
             clocks=curves,  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.session import Session, n_cells
 from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
+from toy_sessions import run
 from tree_shapes import SPREAD, random_shape, trunk
 
 NEXT = [3, 1, 4, 1, 5]
@@ -405,7 +406,7 @@ def test_a_draft_without_timelines_forgets(tiny_draft: Model) -> None:
     with open_session(tiny_draft, 128) as session:
         draft = DraftModel(session, n_vocab=tiny_draft.n_vocab)
         draft.begin(tokens)
-        draft.run(tokens)
+        run(draft, tokens)
         draft.begin(tokens)
         assert draft.n_past == 0
 
@@ -414,20 +415,20 @@ def test_a_draft_reads_what_is_new(tiny_draft: Model) -> None:
     one, two = text(1, 60), text(2, 60)
     draft = drafting(tiny_draft, 128)
     draft.begin(one)
-    draft.run(one, [5, 6])
+    run(draft, one, [5, 6])
     draft.begin([*one, 9])
     assert draft.n_past == 60
-    draft.run([*one, 9])
+    run(draft, [*one, 9])
     draft.begin(two)
     assert draft.n_past == n_common(one, two)
-    draft.run(two)
+    run(draft, two)
     draft.begin([*one, 9, 8])
     assert draft.n_past == 61
-    expected = draft.run([*one, 9, 8]).copy()
+    expected = run(draft, [*one, 9, 8]).copy()
     draft.rest()
     fresh = drafting(tiny_draft, 128)
     fresh.begin()
-    assert np.allclose(fresh.run([*one, 9, 8]), expected, atol=1e-3)
+    assert np.allclose(run(fresh, [*one, 9, 8]), expected, atol=1e-3)
 
 
 def test_a_draft_that_looked_back_on_a_part_goes_on_there(tiny_draft: Model) -> None:
@@ -435,7 +436,7 @@ def test_a_draft_that_looked_back_on_a_part_goes_on_there(tiny_draft: Model) -> 
     tokens = text(1, 100)
     draft.begin(tokens)
     draft.make_room(len(tokens) + 4)
-    draft.run(tokens)
+    run(draft, tokens)
     n_read = draft.n_past
     assert n_read < 64
     draft.rest()
@@ -444,7 +445,7 @@ def test_a_draft_that_looked_back_on_a_part_goes_on_there(tiny_draft: Model) -> 
     assert draft.n_unread(len(tokens) + 1) == 1
     draft.begin(text(2, 30))  # shorter than what the draft had left out
     assert draft.n_past == 0
-    draft.run(text(2, 30))
+    run(draft, text(2, 30))
     assert draft.n_past == 30
 
 
@@ -454,7 +455,7 @@ def test_a_draft_does_not_look_back_less_because_of_chance(tiny_draft: Model) ->
     one, two = text(1, 150), text(2, 120)
     draft.begin(one)
     draft.make_room(len(one) + 4)
-    draft.run(one)
+    run(draft, one)
     start = len(one) + 4 - 64
     two[start] = one[start]
     draft.begin(two)

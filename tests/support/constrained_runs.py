@@ -9,13 +9,13 @@ from itertools import chain
 
 import numpy as np
 
+from edgespec._core import SuffixStore
 from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.tree import Position
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import Policy
-from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from reference import filtered_probs
 from toy_models import chi_square_p_value
@@ -65,7 +65,7 @@ class Runs:
         self.masks_draft = masks_draft
         self.clocks = curves()
         self.scheduler = scheduler(policy or Policy(), self.clocks)
-        self.suffix = SuffixDrafts(1024)
+        self.suffix = SuffixStore(1024)
         self.totals = Counter()
 
     def run(self, seed, n_predict=None):

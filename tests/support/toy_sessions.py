@@ -9,7 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.decoding.session import ForwardResult, SequenceTokens
+from edgespec.decoding.session import Forward, ForwardResult, SequenceTokens
+from edgespec.drafting.draft_model import DraftModel
+
+
+def evaluate(model: DraftModel, tokens: Sequence[int], guesses: Sequence[int] = ()) -> ForwardResult:
+    """The result of the pass of a draft model, which nobody shares."""
+    asked = model.ask(tokens, guesses)
+    return asked.finish(asked.run()) if isinstance(asked, Forward) else asked
+
+
+def run(model: DraftModel, tokens: Sequence[int], guesses: Sequence[int] = ()) -> np.ndarray:
+    """The logits after `tokens` and after each guess."""
+    return evaluate(model, tokens, guesses).rows
 
 
 class Clock:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from edgespec._core import SuffixStore
 from edgespec.apps.speech.rules import SpeechRules
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
 from edgespec.apps.speech.transcript import SpeechStats
@@ -34,7 +35,7 @@ from edgespec.drafting.foreign.translated_model import TranslatedModel
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.drafting.pace import Pace, Policy
 from edgespec.drafting.profile import Clocks, PassCosts, guessed_curve
-from edgespec.drafting.suffix import SuffixDrafts
+from edgespec.drafting.suffix import Document
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.errors import UsageError
 from edgespec.llama.gguf import read_gguf
@@ -218,7 +219,7 @@ class TranscriptStore:
     """The suffix store over earlier text, and whether it drafts."""
 
     def __init__(self) -> None:
-        self.store = SuffixDrafts(_REMEMBERED)
+        self.store = SuffixStore(_REMEMBERED)
         self.saves = 0.0
         """Share of the time of decoding that it saves, or would have saved."""
 
@@ -229,8 +230,8 @@ class TranscriptStore:
 
     def expect(self, tokens: Sequence[int]) -> None:
         """Draft with the text `tokens`, which is expected again, instead of all earlier text."""
-        self.store.forget()
-        self.store.load(np.array([*tokens, -1], np.int32))
+        self.store.clear()
+        self.store.extend(np.array([*tokens, -1], np.int32))
         self.saves = 1.0
 
     def play(self, tokens: Sequence[int], n_prompt: int, costs: Sequence[float]) -> None:
@@ -239,7 +240,7 @@ class TranscriptStore:
         `costs`: T(n) of the target.
         """
         n = n_prompt + 1
-        document = self.store.document(tokens[:n])
+        document = Document(self.store, tokens[:n])
         saved_s, plain_s = 0.0, costs[1]
         while n < len(tokens):
             offered, chances = document.offer((), _OFFERED)

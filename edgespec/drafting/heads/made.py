@@ -17,7 +17,7 @@ from edgespec.drafting.draft import Draft
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.heads.head import HeadDraft, HeadModel
 from edgespec.drafting.heads.head_file import HeadFile, read_fusion, read_head
-from edgespec.drafting.heads.matrices import EightBitMatrix, TargetEmbeddings
+from edgespec.drafting.heads.matrices import EMBEDDINGS, EightBitMatrix, MappedMatrix
 from edgespec.errors import EdgespecError, MessageFn, UsageError, describe_os_error
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.kernels import Plugin
@@ -37,7 +37,7 @@ class Fusion:
     def __init__(
         self,
         head: HeadFile,
-        embeddings: TargetEmbeddings,
+        embeddings: MappedMatrix,
         *,
         n_threads: int = 1,
         plugin: Plugin | None = None,
@@ -91,7 +91,7 @@ class MadeDraft(HeadDraft):
 
     def match(self, model: Model, on_message: MessageFn) -> Draft:
         """Return itself, with the matrix that joins tokens and states."""
-        embeddings = TargetEmbeddings(self.target.header)
+        embeddings = MappedMatrix(self.target.header, EMBEDDINGS)
         self._fusion = Fusion(self._head, embeddings, n_threads=self.n_threads, plugin=model.plugin)
         return self
 

@@ -46,14 +46,6 @@ class MappedMatrix:
         return to_floats(self._rows[np.asarray(tokens, np.int64)], self._kind, self.n_embd)
 
 
-class TargetEmbeddings(MappedMatrix):
-    """The input embeddings of a target."""
-
-    def __init__(self, header: GGUFHeader) -> None:
-        """Map the matrix of the target's file. Raises EdgespecError if it has none."""
-        super().__init__(header, EMBEDDINGS)
-
-
 class EightBitMatrix:
     """A matrix of Q8_0 and its products. Two threads must not use it at once.
 

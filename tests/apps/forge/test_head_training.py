@@ -14,7 +14,7 @@ from edgespec.apps.forge.training.loop import starts
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.decoding.session import Forward
 from edgespec.drafting.heads.head_file import read_head
-from edgespec.drafting.heads.matrices import TargetEmbeddings
+from edgespec.drafting.heads.matrices import EMBEDDINGS, MappedMatrix
 from edgespec.errors import UsageError
 from edgespec.llama.gguf import to_floats
 from edgespec.llama.gguf_header import check_model_file, read_header
@@ -48,7 +48,7 @@ class LlamaHead:
         assert file.token_ids.tolist() == IDS.tolist()
         raw = np.frombuffer(path.read_bytes()[file.fusion_offset :], np.uint8).reshape(N_EMBD, -1)
         self.fusion = to_floats(raw.copy(), file.fusion_type, 2 * N_EMBD)
-        self.embeddings = TargetEmbeddings(read_header(target))
+        self.embeddings = MappedMatrix(read_header(target), EMBEDDINGS)
         self.model = Model(path, kernels=False, header=header)
         size = KVCacheSize(n_ctx=256, n_batch=64, n_logits_max=64)
         self.cache = KVCache(self.model, size, n_threads=1, takes_inputs=True)

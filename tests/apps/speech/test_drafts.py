@@ -14,6 +14,7 @@ from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
 from edgespec.apps.speech.transcriber import Transcriber, open_transcriber
 from edgespec.apps.speech.whisper_model import SpeechModel
+from edgespec.drafting.suffix import Document
 from edgespec.errors import UsageError
 from edgespec.llama import kernels as llama_kernels
 from tiny_whisper import ordinary_tokens, write_tiny_whisper
@@ -139,4 +140,4 @@ def test_what_is_expected_drafts_at_once():
     store = TranscriptStore()
     store.expect([5, 6, 7, 8])
     assert store.drafts
-    assert store.store.document([1, 5, 6]).offer((), 2)[0] == [7, 8]
+    assert Document(store.store, [1, 5, 6]).offer((), 2)[0] == [7, 8]

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
+from edgespec._core import SuffixStore
 from edgespec.apps.speech.rules import SpeechRules, log_total
 from edgespec.decoding.generate import Generation, Task
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import Coins, SamplingParams
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import Policy
-from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_paces import curves, pace_of, with_gamma
 from toy_speech import (
@@ -103,7 +103,7 @@ def drafting(kind):
         model = None
         if kind == "model":
             model = DraftModel(toy_session(random_decoder(salt=7)), n_vocab=N_VOCAB)
-        suffix = SuffixDrafts(1 << 12) if kind == "suffix" else None
+        suffix = SuffixStore(1 << 12) if kind == "suffix" else None
         policy = Policy(suffix=kind == "suffix", model=kind == "model", staged=False, branches=False)
         return TreeDrafter(
             pace_of(with_gamma(policy, 4), clocks),

@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingParams
+from edgespec._core import SuffixStore
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.foreign import translated_model
 from edgespec.drafting.foreign.translated_model import TranslatedModel, Translation
 from edgespec.drafting.foreign.vocabulary_map import NONE, map_vocabularies
 from edgespec.drafting.pace import Policy
-from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from reference import filtered_probs
 from tiny_gguf import write_tiny_gguf
 from toy_models import chi_square_p_value
 from toy_paces import FixedPolicy, WithoutGuesses, curves, pace_of
-from toy_sessions import ToySession
+from toy_sessions import ToySession, run
 from toy_tasks import task_of
 from toy_vocabularies import ToyVocabulary, random_logits, session_of
 
@@ -83,7 +83,7 @@ def drafter_of(model, policy):
     clocks = curves()
     make = pace_of if isinstance(policy, FixedPolicy) else WithoutGuesses
     scheduler = make(policy, clocks)
-    suffix = SuffixDrafts(1024)
+    suffix = SuffixStore(1024)
     return TreeDrafter(scheduler, suffix=suffix, model=model, is_eog=TARGET.is_eog, clocks=clocks)
 
 
@@ -169,7 +169,7 @@ def always(vocabulary, *texts):
 def test_without_looks_it_is_the_drafts_distribution_over_what_both_can_say(monkeypatch):
     monkeypatch.setattr(translated_model, "_QUIET", 0)
     logits = random_logits(5, DRAFT.n_vocab)
-    row = draft_of(logits).run(PROMPT)[0]
+    row = run(draft_of(logits), PROMPT)[0]
     own = logits((DRAFT.bos, *DRAFT.tokenize(TARGET.said(PROMPT).decode(), add_special=0, parse_special=0)))
     assert map_vocabularies(TARGET, DRAFT).target_of[own.argmax()] != NONE
     want = {0: own[2], 1: own[3], 2: -math.inf, 3: own[0], END: own[DRAFT.eos]}
@@ -181,7 +181,7 @@ def test_what_the_target_writes_as_one_token_is_proposed_as_one():
     assert map_vocabularies(TARGET, DRAFT).draft_of[2] == NONE
     logits = always(DRAFT, b"b", b"c", b"a")
     prompt = (1, 3, 0)  # b c a
-    row = draft_of(logits).run(prompt)[0]
+    row = run(draft_of(logits), prompt)[0]
     assert row.argmax() == 2
     assert row[2] == 9.0
     assert row[1] == -math.inf
@@ -190,7 +190,7 @@ def test_what_the_target_writes_as_one_token_is_proposed_as_one():
 def test_the_drafts_likeliest_token_need_not_be_one_of_the_targets():
     """ab is a and b for the target; what follows b might belong to it, a is certain."""
     logits = always(DRAFT, b"ab")
-    assert draft_of(logits).run((1, 1))[0].argmax() == 0
+    assert run(draft_of(logits), (1, 1))[0].argmax() == 0
 
 
 def test_nothing_is_said_ahead_past_the_end():
@@ -201,7 +201,7 @@ def test_nothing_is_said_ahead_past_the_end():
         row[(3, DRAFT.eos, 0)[len(prefix) % 3]] = 9.0
         return row
 
-    row = draft_of(logits).run((0, 0))[0]
+    row = run(draft_of(logits), (0, 0))[0]
     assert row.argmax() == 1
     assert row[2] == -math.inf
 
@@ -213,12 +213,12 @@ def test_what_was_said_ahead_is_not_said_again(monkeypatch):
     model = TranslatedModel(session, TARGET, map_vocabularies(TARGET, DRAFT))
     tokens = [0, 3, 0, 3]
     model.begin()
-    assert model.run(tokens)[0].argmax() == 0
+    assert run(model, tokens)[0].argmax() == 0
     n_passes = len(session.passes)
     for token in (0, 3, 0, 3, 0, 3):
         tokens.append(token)
         model.trim(len(tokens) - 1)
-        row = model.run(tokens)[0]
+        row = run(model, tokens)[0]
         assert row.argmax() == (3 if token == 0 else 0)
     assert len(session.passes) - n_passes == 6
 
@@ -233,15 +233,15 @@ def test_auto_stops_looking_where_that_changes_nothing_and_begins_again_when_it_
     looked = []
     for token in (0, 1) * 6:
         before = len(model._session.passes)
-        assert model.run(tokens)[0].argmax() == token
+        assert run(model, tokens)[0].argmax() == token
         looked.append(len(model._session.passes) - before > 1)
         tokens.append(token)
         model.trim(len(tokens) - 1)
     assert looked[0]
     assert not any(looked[-4:])
-    model.run(tokens)
+    run(model, tokens)
     tokens.append(2)  # where the draft said a, unlooked, the target wrote aa
-    model.run(tokens)
+    run(model, tokens)
     assert model._quiet[own.texts.index(b"a")] == 1  # forgotten, and looked at again
 
 
@@ -251,7 +251,7 @@ def test_the_drafts_end_proposes_the_targets():
         row[DRAFT.eos] = 5.0
         return row
 
-    row = draft_of(logits).run((0, 1))[0]
+    row = run(draft_of(logits), (0, 1))[0]
     assert row.argmax() == END
     assert row[END] == 5.0
 
@@ -350,7 +350,7 @@ def _bookkeeping(data):
         n_past = model.n_past
         assert model.n_unread(len(tokens)) == len(tokens) - model._offset - n_past
         if action == "run":
-            rows = model.run(tokens)
+            rows = run(model, tokens)
             assert rows.shape == (1, MANY.n_vocab)
             assert np.isfinite(rows.max())
             assert not np.isnan(rows).any()
@@ -358,7 +358,7 @@ def _bookkeeping(data):
             if n_ctx == 400:
                 assert OWN.said(session.tokens[1:]).startswith(MANY.said(read))
             again = TranslatedModel(session_of(OWN, logits), MANY, MAP)
-            np.testing.assert_array_equal(rows, again.run(read))
+            np.testing.assert_array_equal(rows, run(again, read))
             assert model.n_unread(len(tokens)) == 0
         assert session.tokens[: len(model._cache)] == model._cache
         assert len(session.tokens) <= n_ctx
@@ -372,15 +372,15 @@ def test_a_pass_that_was_broken_off_leaves_no_trace():
     logits = random_logits(7, OWN.n_vocab)
     session = session_of(OWN, logits)
     model = TranslatedModel(session, MANY, MAP)
-    model.run([0, 1, 3])
+    run(model, [0, 1, 3])
     evaluate, session.eval = session.eval, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        model.run([0, 1, 3, 0, 9])
+        run(model, [0, 1, 3, 0, 9])
     session.eval = evaluate
     model.trim(4)
-    row = model.run([0, 1, 3, 0, 9])
+    row = run(model, [0, 1, 3, 0, 9])
     again = TranslatedModel(session_of(OWN, logits), MANY, MAP)
-    np.testing.assert_array_equal(row, again.run([0, 1, 3, 0, 9]))
+    np.testing.assert_array_equal(row, run(again, [0, 1, 3, 0, 9]))
 
 
 # --- models in files

@@ -440,7 +440,7 @@ class Generation(Loop):
         if n_past + n < stop:
             self._part = Forward(session, tokens, 0, with_features=wants_states)
             return self._part
-        tokens.extend(node.token for node in tree)
+        tokens.extend([node.token for node in tree])
         # Asked for otherwise, states may cost a row of logits for each token of all that share the pass.
         are_left = has_states and (self._leaves_states and n == 1 if self.is_writing else not wants_states)
         self._part = Forward(

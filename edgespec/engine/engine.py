@@ -613,10 +613,6 @@ class Engine(Closing):
         with self._lock:
             self._requests.step()
 
-    def check_cascade(self) -> Model:
-        """Return the draft model if it can write in a cascade, else raise UsageError."""
-        return self._pair.draft.writer()
-
     def generate(
         self,
         prompt: str | Sequence[int],

@@ -81,7 +81,7 @@ def calibrate_command(
         compute.load_engine(EngineOptions(names, signals=signals)) as engine,
         WorkDisplay() as display,
     ):
-        headers = engine.target.header, engine.check_cascade().header
+        headers = engine.target.header, engine.draft_in_use.writer().header
         check_storable(*headers)
         asked, n_predict = [prompt.text for prompt in suite.prompts], aim.n_predict
         texts = read_answers(engine, asked, n_predict=n_predict, signals=signals, on_progress=display.show)

@@ -256,7 +256,7 @@ def test_an_answer_of_which_nothing_was_sent_is_asked_elsewhere(balanced: Balanc
 
 def test_a_node_that_ends_finishes_its_answer_and_gets_no_other(balanced: Balanced) -> None:
     messages = began("ending")
-    with balanced.streaming(messages, 2000) as (ends, lines):
+    with balanced.streaming(messages, 400) as (ends, lines):  # well under the 20 s that the node grants it
         node = balanced.nodes[ends]
         node.process.send_signal(signal.SIGTERM)
         until(lambda: node.get("/health").status_code == 503)

@@ -13,7 +13,7 @@ import pytest
 from edgespec.decoding.session import Forward
 from edgespec.llama.backend import llama
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
-from edgespec.llama.quantize import QUANT_TYPES, quantize
+from edgespec.llama.quantize import quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from tiny_architectures import ARCHITECTURES, write_architecture
@@ -125,15 +125,8 @@ def test_packed_models_say_what_stock_ones_say(kernels, quantized, architecture,
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", ["f32", "q1_0"])
-def test_models_that_cannot_be_packed_are_exactly_stock(
-    kernels, quantized, float_models, tmp_path, monkeypatch, architecture, name
-):
+def test_models_that_cannot_be_packed_are_exactly_stock(kernels, quantized, float_models, architecture):
     path = float_models[architecture]
-    if name == "q1_0":  # of all matrices: in the mixture others are packed
-        monkeypatch.setitem(QUANT_TYPES, name, 40)
-        path = tmp_path / "q1_0.gguf"
-        quantize(float_models[architecture], path, name, pure=True)
     with Model(quantized(architecture, "q4_k_m")), Model(path) as model, Model(path, kernels=False) as stock:
         assert not model.uses_kernels
         for batch in (1, 8):

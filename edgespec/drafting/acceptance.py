@@ -190,7 +190,7 @@ class AcceptanceTables:
             self._expected = _TRUST_KEEP * self._expected + self.suffix.chance(depth, bucket)
         self.suffix.learn(depth, bucket, right)
 
-    def take(self, text: AcceptanceTables) -> None:
+    def merge(self, text: AcceptanceTables) -> None:
         """Replace tables by those of `text` that have learned anything."""
         for name, table in text._tables().items():
             if table.n_learned:

@@ -127,7 +127,7 @@ _LOOK_AHEAD = 8  # tokens
 class Pace:
     """Decides for one text how much it drafts, and learns from every step."""
 
-    rests = False
+    is_paused = False
     """Whether nothing is drafted in the steps to come (`BatchPace`)."""
     used_model = False
     """Whether the draft model ran in its last step."""
@@ -388,7 +388,7 @@ class Pace:
             return max(0, min(len(chances), self.gamma - depth))
         return self.best_length(path, depth, chances)[0]
 
-    def keeps(self, path: float, depth: int, bucket: int, *, chance: float = 1.0) -> bool:
+    def verifies(self, path: float, depth: int, bucket: int, *, chance: float = 1.0) -> bool:
         """Whether to verify a token of the draft model, which has run: only verification has a price.
 
         `path`: the probability that the token and all before it are accepted, of which `chance` is its own.
@@ -452,7 +452,7 @@ class Pace:
         why = unused or "no earlier text was worth repeating"
         if not self._n_emitted:
             why = "the answer was over with its first token"
-        elif self.rests:
+        elif self.is_paused:
             why = "the answers that share the passes are written faster without"
         elif self._n_emitted <= _FEW:
             why = "so short an answer is over before a draft pays"
@@ -473,7 +473,7 @@ class Pace:
 _WINDOW = 16  # steps over which the pace of a batch is taken
 _LEAST_GAIN = 0.98  # of plain decoding's pace: a little less is noise
 _HALF, _LEAST_AT_HALF = 8, 0.85  # of the window: what is that slow by then is not waited for
-_SHORTEST, _LONGEST = 64, 256  # steps of rest: twice as many each time that drafts did not pay again
+_SHORTEST, _LONGEST = 64, 256  # steps of a pause: twice as many each time that drafts did not pay again
 _WEIGHT = 0.1  # of a step in the mean of what it takes beside its pass
 _CHANGED = 0.25  # share of the texts that may come or go before drafts are tried again
 
@@ -501,24 +501,24 @@ class BatchPace:
         self._clocks = clocks
         self._beside = 0.0  # seconds of a step that drafts nothing beside its pass
         self._sharing = 1.0  # of the texts, how many others a text drafts with: few do where few are sure
-        self._found: dict[int, int] = {}  # by number of texts: the last rest, where drafts did not pay
+        self._found: dict[int, int] = {}  # by number of texts: the last pause, where drafts did not pay
         self._begin(0)
 
     def _begin(self, n_texts: int) -> None:
         known = [n for n in self._found if not self._changed(n, n_texts)]
         self._n_texts = min(known, key=lambda n: abs(n - n_texts), default=n_texts)
         self._n_steps, self._spent, self._plain = 0, 0.0, 0.0
-        self._n_left = self._found.get(self._n_texts, 0)  # steps of the rest under way
-        self._rest = max(_SHORTEST, self._n_left)
+        self._n_pause_left = self._found.get(self._n_texts, 0)  # steps of the pause under way
+        self._pause = max(_SHORTEST, self._n_pause_left)
 
     @staticmethod
     def _changed(before: int, n_texts: int) -> bool:
         return abs(n_texts - before) > _CHANGED * before
 
     @property
-    def rests(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether nothing is to be drafted in the next step."""
-        return self._n_left > 0
+        return self._n_pause_left > 0
 
     def share(self, writers: Sequence[Writer], n_reading: int = 0, n_prefilled: int = 0) -> None:
         """Tell each pace before a step what the others have in it.
@@ -536,7 +536,7 @@ class BatchPace:
         all_rates = sum(rates) * n_texts / max(1, len(writers))
         for (pace, n_pending, _), rate in zip(writers, rates, strict=True):
             if pace:
-                pace.rests = n_texts > 1 and self.rests and pace.gamma is None and not pace.in_joules
+                pace.is_paused = n_texts > 1 and self.is_paused and pace.gamma is None and not pace.in_joules
                 others = len(writers) - 1, n_all - n_pending, all_rates - rate
                 pace.others = OtherTexts(*others, n_reading, self._sharing)
 
@@ -545,8 +545,8 @@ class BatchPace:
         plain = self._clocks.target.seconds(n_texts, n_past)
         if self._changed(self._n_texts, n_texts):
             self._begin(n_texts)
-        if self._n_left:
-            self._n_left -= 1
+        if self._n_pause_left:
+            self._n_pause_left -= 1
             self._beside += _WEIGHT * (max(0.0, seconds - plain) - self._beside)
             return
         self._n_steps += 1
@@ -556,10 +556,10 @@ class BatchPace:
         if self._n_steps < _WINDOW and not is_slow:
             return
         if self._plain < _LEAST_GAIN * self._spent:
-            self._n_left = self._found[self._n_texts] = self._rest
-            self._rest = min(_LONGEST, 2 * self._rest)
+            self._n_pause_left = self._found[self._n_texts] = self._pause
+            self._pause = min(_LONGEST, 2 * self._pause)
         else:
-            self._rest = _SHORTEST
+            self._pause = _SHORTEST
             self._found.pop(self._n_texts, None)
         self._n_steps, self._spent, self._plain = 0, 0.0, 0.0
 
@@ -646,7 +646,7 @@ class Learned:
         """Keep what a text has learned: the next one begins with the newest of each table."""
         greedy = self._running.pop(pace, None)
         if greedy is not None:
-            self._acceptance[greedy].take(pace.acceptance)
+            self._acceptance[greedy].merge(pace.acceptance)
 
     def store(self, on_message: Callable[[str], None]) -> None:
         """Store what was learned, if passes were timed."""

@@ -309,10 +309,10 @@ class SourcePace:
         offered, accepted = (
             [table.chance(i, 0) for i in range(room)] for table in (record.offered, record.accepted)
         )
-        n = 0 if pace.rests else pace.best_length(1.0, 0, accepted, offered=offered, cost=cost)[0]
+        n = 0 if pace.is_paused else pace.best_length(1.0, 0, accepted, offered=offered, cost=cost)[0]
         if record.is_new and pace.rate * cost < 1.0:
             n = max(n, min(room, 1))  # else nobody would know what it can
-        if room and not n and not pace.rests:
+        if room and not n and not pace.is_paused:
             n = int(pace.can_try((record.draft_s or 0.0) + (to_come is not None) * record.begin_s))
         self.n_steps += 1
         self.n_rested += not n

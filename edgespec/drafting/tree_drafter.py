@@ -147,7 +147,7 @@ class ModelSource:
         place = _Place(step.depth, step.path, bucket)
         table = self._acceptance.sampled if may_sample else self._acceptance.argmax
         chance = table.chance(place.depth, place.bucket)
-        if step.n_nodes_left <= 0 or not self._pace.keeps(
+        if step.n_nodes_left <= 0 or not self._pace.verifies(
             place.path * chance, place.depth, place.bucket, chance=chance
         ):
             return False
@@ -436,7 +436,7 @@ class TreeDrafter:
         if self.error:
             raise self.error
         step = self._step
-        if not self._rests:
+        if not self._is_paused:
             step.rate = self.pace.rate
             self._compile(step)
         step.draft_s = time.perf_counter() - self._started
@@ -444,8 +444,8 @@ class TreeDrafter:
         return step.proposed
 
     @property
-    def _rests(self) -> bool:
-        if not self.pace.rests:
+    def _is_paused(self) -> bool:
+        if not self.pace.is_paused:
             return False
         return not (self._constraint and self._constraint.may_force)  # what is forced costs nothing to guess
 
@@ -455,7 +455,7 @@ class TreeDrafter:
         self._tokens, self._position = tokens, position
         self.forward = None
         pace, model = self.pace, self._model
-        if self._rests:
+        if self._is_paused:
             pace.start_step(len(tokens), n_pending=self._n_pending)
             self._step = DraftStep(len(tokens), 0, pace.unit)
             return

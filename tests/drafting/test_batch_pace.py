@@ -18,10 +18,10 @@ def batch_pace(plain: float = PLAIN) -> BatchPace:
 def n_steps_until(pace: BatchPace, *, rests: bool, gain: float, n: int = 8) -> int:
     """Count steps that make `gain` times as many tokens a second as plain ones, until it rests or wakes."""
     for i in range(1000):
-        if pace.rests == rests:
+        if pace.is_paused == rests:
             return i
-        seconds = PLAIN if pace.rests else 1.5 * PLAIN / gain
-        pace.learn(n, n if pace.rests else int(1.5 * n), seconds, 100)
+        seconds = PLAIN if pace.is_paused else 1.5 * PLAIN / gain
+        pace.learn(n, n if pace.is_paused else int(1.5 * n), seconds, 100)
     return 1000
 
 
@@ -53,7 +53,7 @@ def test_it_tries_again_when_others_are_there(n: int, wakes: bool) -> None:
     pace = batch_pace()
     n_steps_until(pace, rests=True, gain=0.9)
     pace.learn(n, n, PLAIN, 100)
-    assert pace.rests != wakes
+    assert pace.is_paused != wakes
 
 
 def test_what_was_found_is_kept_for_as_many_requests() -> None:
@@ -63,14 +63,14 @@ def test_what_was_found_is_kept_for_as_many_requests() -> None:
     n_steps_until(pace, rests=False, gain=0.9)
     n_steps_until(pace, rests=True, gain=0.9)
     pace.learn(2, 2, PLAIN, 100)
-    assert not pace.rests, "of two nothing is known"
+    assert not pace.is_paused, "of two nothing is known"
     pace.learn(7, 7, PLAIN, 100)
-    assert pace.rests
+    assert pace.is_paused
     assert n_steps_until(pace, rests=False, gain=0.9, n=7) >= 127
     assert n_steps_until(pace, rests=True, gain=1.5, n=7) == 1000, "they pay now"
     pace.learn(2, 2, PLAIN, 100)
     pace.learn(8, 8, PLAIN, 100)
-    assert not pace.rests
+    assert not pace.is_paused
 
 
 def test_what_a_plain_step_takes_beside_its_pass_is_learned_in_a_rest() -> None:
@@ -78,8 +78,8 @@ def test_what_a_plain_step_takes_beside_its_pass_is_learned_in_a_rest() -> None:
     pace = batch_pace(0.008)
     n_rests = 0
     for _ in range(2000):
-        began = pace.rests
+        began = pace.is_paused
         seconds = 0.009 if began else 1.5 * 0.009 / 1.05
         pace.learn(8, 8 if began else 12, seconds, 100)
-        n_rests += pace.rests and not began
+        n_rests += pace.is_paused and not began
     assert n_rests == 1, "drafts gain 5 %, as the first rest has shown"

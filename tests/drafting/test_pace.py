@@ -498,8 +498,8 @@ def test_a_fixed_length_is_kept(policy):
     pace = pace_with(policy)
     assert pace.next(0.001, 4, 1, [0.9] * 4, 0) is None
     assert pace.next(0.001, 3, 1, [0.9] * 4, 0) is not None
-    assert pace.keeps(0.0, 3, 0)
-    assert not pace.keeps(1.0, 4, 0)
+    assert pace.verifies(0.0, 3, 0)
+    assert not pace.verifies(1.0, 4, 0)
 
 
 def test_energy_decides_by_joules():
@@ -548,7 +548,7 @@ def test_the_reason_why_nothing_was_drafted_is_that_of_the_decision():
     assert "not expected" not in costly.explain({"model": (9, 4)}, has_run=True)
     assert "too unsure" in costly.explain({}, has_run=True)
     assert "no earlier text was worth repeating" in pace_with(draft=None).explain({})
-    costly.rests = True
+    costly.is_paused = True
     assert "written faster without" in costly.explain({})
 
 
@@ -564,7 +564,7 @@ def test_questions_change_nothing():
     before = answers()
     for _ in range(20):
         pace.next(0.5, 3, 1, [0.9] * 8, 2)
-        pace.keeps(0.5, 3, 2)
+        pace.verifies(0.5, 3, 2)
         pace.branches(0.3, 2)
         pace.n_worthwhile(0.9, 1, [0.9] * 4)
         pace.explain({})

@@ -102,7 +102,7 @@ class Branches(SoonDrafting):
     def next(self, path, depth, unread, offered, bucket):
         return ModelAction(0) if depth < 3 else None
 
-    def keeps(self, path, depth, bucket, *, chance=1.0):
+    def verifies(self, path, depth, bucket, *, chance=1.0):
         return True
 
     def branches(self, path, n_drafted):

@@ -129,7 +129,7 @@ def test_texts_that_come_and_go_are_those_of_their_prompts_alone(
 def test_texts_do_not_depend_on_when_drafts_rest(target_path, tiny_draft_path, alone, monkeypatch):
     """Nothing is drafted meanwhile, but where the user fixed the length; the text is the same."""
     rng = random.Random(3)
-    monkeypatch.setattr(BatchPace, "rests", property(lambda _pace: rng.random() < 0.5))
+    monkeypatch.setattr(BatchPace, "is_paused", property(lambda _pace: rng.random() < 0.5))
     requests = [request(900 + i) for i in range(12)]
     with shared(target_path, tiny_draft_path) as engine:
         for group in (requests[:4], requests[4:8], requests[8:]):
@@ -140,7 +140,7 @@ def test_texts_do_not_depend_on_when_drafts_rest(target_path, tiny_draft_path, a
                     stream.made()
             for one, stream in zip(group, streams, strict=True):
                 assert stream.result.token_ids == alone(one).token_ids
-        monkeypatch.setattr(BatchPace, "rests", property(lambda _pace: True))
+        monkeypatch.setattr(BatchPace, "is_paused", property(lambda _pace: True))
         tokens = COMMON[:20] * 4
         made = [engine.stream(tokens, params=GREEDY, n_predict=30, drafter="suffix") for _ in range(2)]
         fixed = engine.stream(tokens, params=GREEDY, n_predict=30, drafter="model", gamma=3)

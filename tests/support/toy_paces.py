@@ -92,7 +92,7 @@ class RandomPace(Pace):
             return ModelAction(self.random.randint(0, len(offered)))
         return None
 
-    def keeps(self, path, depth, bucket, *, chance=1.0):
+    def verifies(self, path, depth, bucket, *, chance=1.0):
         return self.random.random() < 0.7
 
     def branches(self, path, n_drafted):

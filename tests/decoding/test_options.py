@@ -67,7 +67,6 @@ def test_contradictions(field: str, options: dict[str, Any]) -> None:
         ("signal", {"signal": "surprise", "threshold": 0.5}),
         ("span", {"threshold": 0.5, "span": 0}),
         ("span", {"threshold": 0.5, "span": "all"}),
-        ("window", {"threshold": 0.5, "window": 0}),
     ],
 )
 def test_what_a_cascade_cannot_be_told(field: str, wake_policy: dict[str, Any]) -> None:

@@ -382,7 +382,7 @@ def test_the_real_plugin_refuses_a_ggml_it_does_not_know(
         "GLU_OPS": _names("ggml_glu_op_name", 7),
         "UNARY_OPS": _names("ggml_unary_op_name", 17),
         "OPS": _names("ggml_op_name", 101),
-        "TYPES": _names("ggml_type_name", 41),
+        "TYPES": _names("ggml_type_name", 43),
     }
     source = FAKE_GGML
     for word, text in words.items():

@@ -144,7 +144,7 @@ class CallParser:
         except RecursionError:
             raise NoCallError from None
         except json.JSONDecodeError as error:
-            if (closed := _end_of_brackets(text, start)) and not _is_cut(error):
+            if not _is_cut(error) and (closed := _end_of_brackets(text, start)):
                 return ReadCall(name, text[start:closed]), closed
             raise UnfinishedCallError(ReadCall(name, text[start:], complete=False)) from None
         return ReadCall(name, json.dumps(value, ensure_ascii=False)), end

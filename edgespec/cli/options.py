@@ -254,7 +254,8 @@ class StateOptions:
 
     def room(self, usual: Path | None = None) -> StateRoom | None:
         """Return the folder, by default `usual`, and its limit; None: keep none. Raises UsageError."""
-        limit = read_number("state_limit", self.state_limit or "8GB", is_size=True)
+        given = self.state_limit or "8GB"
+        limit = read_number("state_limit", given, is_size=True, least=1000)  # 8: a unit was forgotten
         path = usual if self.state_dir is None else expand_user(self.state_dir)
         if path is None and self.state_limit is not None:
             raise UsageError("--state-limit needs --state-dir: add it, or leave it out")
@@ -402,13 +403,16 @@ def most_tokens(n_predict: int) -> int | None:
     return n_predict
 
 
-def read_number(field: str, text: str, *, is_size: bool = False) -> int:
-    """Return a number such as 200k, or the bytes of a size such as 500MB or 1.5GiB. Raises UsageError."""
+def read_number(field: str, text: str, *, is_size: bool = False, least: int = 1) -> int:
+    """Return a number such as 200k, or the bytes of a size such as 500MB or 1.5GiB.
+
+    Raises UsageError, also for what is below `least`.
+    """
     unit = r"([kMGT]?)(?:(i?)B)?" if is_size else "([kMGT]?)()"
     found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*{unit}", text.strip(), re.IGNORECASE)
     power = " kmgt".index(found[2].lower() or " ") if found else 0
     value = int(float(found[1]) * (1024 if found[3] else 1000) ** power) if found else 0
-    if not value:
+    if value < least:
         like = "a size such as 500MB or 8GB" if is_size else "a number such as 5000, 200k or 1M"
         raise UsageError(f"must be {like}", field=field, value=text)
     return value

@@ -71,13 +71,13 @@ from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.choices import KernelsChoice
 from edgespec.llama.weights import Model
 from edgespec.models.store import sha256_of
-
-if TYPE_CHECKING:
-    import httpx
 from edgespec.platform.machine import peak_rss_bytes
 from edgespec.platform.metering import choose_meter
 from edgespec.platform.processes import REFUSED, Cancellation, ReportingChild, send
 from edgespec.platform.processes import answer as answer_request
+
+if TYPE_CHECKING:
+    import httpx
 
 FEWEST_ROUNDS = 3
 """With fewer rounds, the width of the interval means nothing."""
@@ -635,7 +635,6 @@ class LlamaServer:
     engine: Engine
     """Whose chat template makes the prompts."""
     settings: BenchSettings
-    draft: Path | None = None
     timeout_s: float = TIMEOUT_S
 
     def __post_init__(self) -> None:
@@ -649,8 +648,8 @@ class LlamaServer:
     def _asking(self, method: str, path: str, body: object = None) -> Iterator[httpx.Response]:
         import httpx
 
+        whole = f"{self.address.rstrip('/')}{path}"
         try:
-            whole = f"{self.address.rstrip('/')}{path}"
             with httpx.stream(method, whole, json=body, timeout=self.timeout_s) as answer:
                 if answer.is_error:
                     said = " ".join(answer.read().decode(errors="replace").split())[:_LONGEST_LINE]

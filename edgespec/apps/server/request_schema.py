@@ -55,6 +55,9 @@ _THOUGHTS = (
 )
 """Names of the thoughts: DeepSeek's and llama-server's, vLLM's and OpenRouter's, Ollama's, LiteLLM's."""
 
+_READ_ELSEWHERE = {*_THOUGHTS, "refusal", "audio", "function_call"} - {"reasoning_content"}
+"""What is read as content, thoughts or calls, or has no effect in an earlier answer."""
+
 _PARTS_SAID = ("text", "output_text", "refusal")
 _PARTS_THOUGHT = ("thinking", "reasoning")
 _TEXTS = ("text", "thinking", "reasoning", "refusal", "summary", "content")  # where a part has its text
@@ -83,8 +86,9 @@ def as_read(message: Mapping[str, Any]) -> dict[str, Any]:
         calls = [_call(call) for call in given]
         read["tool_calls"] = [call for call in calls if call]
         ignore([] if all(calls) else ["tool_calls without a function"])
-    given_as = {*_THOUGHTS, "refusal", "audio", "function_call"} - {"reasoning_content"}
-    return {name: value for name, value in read.items() if name not in given_as and value not in ([], {})}
+    return {
+        name: value for name, value in read.items() if name not in _READ_ELSEWHERE and value not in ([], {})
+    }
 
 
 def _call(call: object) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
-    from edgespec.apps.bench.measure import BenchSettings, LlamaCpp, LlamaServer
+    from edgespec.apps.bench.measure import BenchSettings, LlamaCpp, Peer
     from edgespec.apps.bench.quantizations import FileFacts
     from edgespec.apps.bench.runs import BenchmarkOutcome, Run
     from edgespec.engine.engine import Engine
@@ -132,7 +132,7 @@ def bench_command(
         with compute.load_engine(
             EngineOptions(names, drafter=drafter, meter=meter, signals=signals)
         ) as engine:
-            peers: list[LlamaCpp | LlamaServer] = []
+            peers: list[Peer] = []
             if peer.bin_:
                 peers = [_llama_cpp(peer.bin_, engine, peers_draft, suite, settings)]
             elif address:
@@ -156,7 +156,7 @@ def _measure(
     suite: Suite,
     settings: BenchSettings,
     measuring: BenchMeasuring,
-    peers: Sequence[LlamaCpp | LlamaServer],
+    peers: Sequence[Peer],
     outputs: ReportOutputs,
 ) -> int:
     """Measure, and write the results, even if Ctrl-C or a failure ends it early.
@@ -166,9 +166,9 @@ def _measure(
     """
     from edgespec.apps.bench.commands.report import write_results
     from edgespec.apps.bench.machine import MachineWatch
-    from edgespec.apps.bench.measure import BenchControl, fitting, measure
+    from edgespec.apps.bench.measure import BenchControl, LlamaCpp, fitting, measure
 
-    models = _models(engine, [peer.draft for peer in peers])
+    models = _models(engine, [peer.draft for peer in peers if isinstance(peer, LlamaCpp)])
     watch = MachineWatch(n_threads=engine.n_threads)
     prompts, warnings = fitting(engine, suite.interleaved(), settings.n_predict)
     runs: list[Run] = []

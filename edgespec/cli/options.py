@@ -254,8 +254,7 @@ class StateOptions:
 
     def room(self, usual: Path | None = None) -> StateRoom | None:
         """Return the folder, by default `usual`, and its limit; None: keep none. Raises UsageError."""
-        given = self.state_limit or "8GB"
-        limit = read_number("state_limit", given, is_size=True, least=1000)  # 8: a unit was forgotten
+        limit = read_number("state_limit", self.state_limit or "8GB", is_size=True, least=1000)
         path = usual if self.state_dir is None else expand_user(self.state_dir)
         if path is None and self.state_limit is not None:
             raise UsageError("--state-limit needs --state-dir: add it, or leave it out")
@@ -404,10 +403,7 @@ def most_tokens(n_predict: int) -> int | None:
 
 
 def read_number(field: str, text: str, *, is_size: bool = False, least: int = 1) -> int:
-    """Return a number such as 200k, or the bytes of a size such as 500MB or 1.5GiB.
-
-    Raises UsageError, also for what is below `least`.
-    """
+    """Return a number, such as 200k, or bytes, such as 500MB or 1.5GiB. Raises UsageError below `least`."""
     unit = r"([kMGT]?)(?:(i?)B)?" if is_size else "([kMGT]?)()"
     found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*{unit}", text.strip(), re.IGNORECASE)
     power = " kmgt".index(found[2].lower() or " ") if found else 0

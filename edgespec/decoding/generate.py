@@ -56,7 +56,16 @@ from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Logprobs, Step, StopReason, Tally
 from edgespec.decoding.sampling import Coins
-from edgespec.decoding.session import Features, Forward, ForwardResult, ModelSession, Rows, TargetFeatures
+from edgespec.decoding.session import (
+    EmbeddedSpan,
+    Features,
+    Forward,
+    ForwardResult,
+    ModelSession,
+    PromptTokens,
+    Rows,
+    TargetFeatures,
+)
 from edgespec.decoding.tree import Drafter, Position, Tree, drafted_depth, lower, paths
 from edgespec.errors import EdgespecError, LogitsOf
 from edgespec.platform.metering import Phase
@@ -194,6 +203,8 @@ class Loop(ABC):
         """Begin with `prompt`. The context is full at `n_ctx` tokens."""
         self.tokens = list(prompt)
         """The prompt and what was emitted."""
+        self._spans = _starts(self.tokens, prompt.spans if isinstance(prompt, PromptTokens) else ())
+        self._without_ids = [token for token in self.tokens if token >= 0] if self._spans else []
         self.n_prompt = len(prompt)
         self.n_ctx = n_ctx
         self.n_prompt_read = 0
@@ -263,9 +274,20 @@ class Loop(ABC):
         room, n_predict_left = self.n_ctx - len(self.tokens), self.n_predict_left
         return (room if n_predict_left is None else min(room, n_predict_left)) - 1
 
+    @property
+    def text(self) -> list[int]:
+        """The prompt and what was emitted without ids of spans: what filters and drafters see."""
+        return self._without_ids if self._spans else self.tokens
+
+    def n_text(self, n_tokens: int) -> int:
+        """Return how many of the first `n_tokens` are tokens of the text."""
+        inside = sum(max(0, min(n_tokens - start, len(span.ids))) for start, span in self._spans)
+        return n_tokens - inside
+
     def _emit(self, tokens: Sequence[int]) -> None:
         """Append `tokens`, and note whether anything may follow."""
         self.tokens.extend(tokens)
+        self._without_ids.extend(tokens if self._spans else ())
         n_predict_left = self.n_predict_left
         if self.is_writing and self._is_eog(self.tokens[-1]):
             self.stop_reason = "eog"
@@ -287,10 +309,20 @@ class Loop(ABC):
         text = self._text
         del text[self._n_text :]
         if self._task.options.params.looks_back:
-            text.extend(self.tokens[self._n_text :])
+            text.extend(self.text[self._n_text :])
             self._n_text = len(text)
         text.extend(drafted)
         return text
+
+
+def _starts(tokens: Sequence[int], spans: Sequence[EmbeddedSpan]) -> list[tuple[int, EmbeddedSpan]]:
+    """Return each span with the number of tokens before it."""
+    found, at = [], 0
+    for span in spans:
+        at = tokens.index(span.ids[0], at)
+        found.append((at, span))
+        at += len(span.ids)
+    return found
 
 
 class Generation(Loop):
@@ -366,7 +398,7 @@ class Generation(Loop):
         if self._task.constraint:
             self._task.constraint.close()
         with suppress(EdgespecError):  # it is closed: the process ends, or is a forked child
-            self.session.rewind(min(self.session.n_past, len(self.tokens)))
+            self.session.rewind(self._before_span(min(self.session.n_past, len(self.tokens))))
 
     # ---- what it asks of the target ----
 
@@ -405,9 +437,12 @@ class Generation(Loop):
             return
         self.mark("rest")
         self._began = time.perf_counter()
-        self.n_known = self.n_prompt_read = self.session.rewind(self.n_known)
+        self.n_known = self.n_prompt_read = self.session.rewind(self._before_span(self.n_known))
+        for start, span in self._spans:
+            if start >= self.n_known:
+                span.start()
         if self._features:
-            self._features.begin(self.tokens)
+            self._features.begin(self.text)
             self._states_from -= min(self._features.n_prompt(), self.n_read)
             if self._states_from == self.n_prompt:  # only those that cost nothing
                 self._states_from += 1
@@ -428,7 +463,11 @@ class Generation(Loop):
         n_past = session.n_past
         if n_past > stop - n_logits:  # an interrupted pass left tokens whose logits are wanted
             n_past = session.rewind(stop - n_logits)
-        n, has_states = stop - n_past, self._features is not None
+        end = min(stop, self._next_span(n_past)) if self._spans else stop
+        if end <= n_past:
+            self._part = self._rows(n_past, stop, most)
+            return self._part
+        n, has_states = end - n_past, self._features is not None
         wants_states = has_states and self.wants_states
         if most is not None and most < n + len(tree):
             n = min(most, n - n_logits)
@@ -453,6 +492,34 @@ class Generation(Loop):
         )
         return self._part
 
+    def _next_span(self, n_past: int) -> int:
+        """Return where the span at `n_past`, or the next after it, begins; the text's end if none does."""
+        ends = ((start, start + len(span.ids)) for start, span in self._spans)
+        return next((start for start, end in ends if end > n_past), len(self.tokens))
+
+    def _before_span(self, n_tokens: int) -> int:
+        """Return `n_tokens`, or the start of the span that would be cut there."""
+        return min(n_tokens, self._next_span(n_tokens))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its next pass waits for rows that are being computed."""
+        n_past = self.session.n_past if self._spans and not self.is_writing else 0
+        spans = (span for start, span in self._spans if start <= n_past < start + len(span.ids))
+        return any(not span.start().done() for span in spans)
+
+    def _rows(self, n_past: int, stop: int, most: int | None) -> Forward:
+        """Return the pass that reads the next rows of a span, if need be after they are computed."""
+        start, span = next(pair for pair in self._spans if pair[0] + len(pair[1].ids) > n_past)
+        if span.at_once:
+            n_past, most = self.session.rewind(start), None
+        part = slice(n_past - start, None if most is None else n_past - start + most)
+        ids = span.ids[part]
+        rows = Forward(self.session, ids, int(n_past + len(ids) == stop), inputs=span.start().result()[part])
+        rows.places = None if span.places is None else span.places[:, part]
+        rows.at_once = span.at_once
+        return rows
+
     def begin_step(self) -> tuple[Sequence[int], int, Position]:
         """Begin a step that drafts; return the arguments of `Drafter.draft`.
 
@@ -463,14 +530,14 @@ class Generation(Loop):
         self.mark("rest")
         self._step_began = time.perf_counter()
         room = min(self._room, self.session.cache.most_drafted)  # to be emitted, held, and taken back
-        self._drafting = self.tokens, room, self._position
+        self._drafting = self.text, room, self._position
         return self._drafting
 
     def _begin_drafter(self, drafter: Drafter) -> None:
         self.mark("rest")
         started = time.perf_counter()
         is_weighed = self._task.rule != "match"
-        drafter.begin(self.tokens, sampled=is_weighed, n_predict=self._task.options.n_predict)
+        drafter.begin(self.text, sampled=is_weighed, n_predict=self._task.options.n_predict)
         self.mark("draft")
         self.tally.draft_prefill_s += time.perf_counter() - started
         self._has_drafter_begun = True
@@ -555,7 +622,7 @@ class Generation(Loop):
             logprobs=logprobs,
         )
         if self.drafter:
-            self.drafter.accept(self.tokens, step, result)
+            self.drafter.accept(self.text, step, result)
             if self._is_marked:
                 self.mark("draft")
             step.draft_s += time.perf_counter() - ready
@@ -565,7 +632,7 @@ class Generation(Loop):
     def _store_states(self, at: int, states: Features) -> None:
         """Store the target's hidden states of the text's tokens from index `at` on."""
         if self._features:
-            self._features.set(at, self.tokens[at : at + len(states)], states)
+            self._features.set(self.n_text(at), self.tokens[at : at + len(states)], states)
 
     def _store_step_states(
         self, states: Features | None, n_pending: int, n_past: int, path: Sequence[int]

@@ -5,10 +5,13 @@ llama.cpp's (llama/session.py) and Whisper's (speech/whisper_model.py) are such 
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, overload
 
 import msgspec
@@ -26,6 +29,101 @@ Features: TypeAlias = npt.NDArray[np.float32]
 
 Inputs: TypeAlias = npt.NDArray[np.float32]
 """Rows that the first layer takes for the tokens of one sequence, shape (n_tokens, n_embd)."""
+
+
+Places: TypeAlias = npt.NDArray[np.int32]
+"""Positions of rows in each dimension that attention rotates, shape (n_dimensions, n_rows)."""
+
+
+class EmbeddedSpan(msgspec.Struct, frozen=True, eq=False):
+    """A stretch of a prompt that the model reads as rows in the place of tokens.
+
+    `ids` stand for its rows wherever tokens do. They are negative and made from the content, so that prompts
+    with a common prefix are known by their ids. Two bits of each say how the span is placed: so the ids of a
+    sequence alone tell the position of each of its tokens.
+    """
+
+    ids: tuple[int, ...]
+    start: Callable[[], Future[Inputs]]
+    """Begins to compute the rows, shape (n, n_embd), unless it has begun, and returns them."""
+    places: Places | None = None
+    """Positions relative to that of the first row; None: each row takes the next position."""
+    at_once: bool = False
+    """Whether its rows attend to each other, and so are read in one pass."""
+
+    @staticmethod
+    def ids_of(content: bytes, n_rows: int, n_positions: int) -> tuple[int, ...]:
+        """Return ids for a hash of the `content` of `n_rows` rows, which take at most as many positions."""
+        random = np.frombuffer(hashlib.shake_256(content).digest(4 * n_rows), "<u4") & 0x1FFFFFFF
+        ids = (random.astype(np.int64) << 2) + (np.arange(n_rows) >= n_rows - n_positions)
+        ids[0] += _BEGINS
+        return tuple((-1 - ids).tolist())
+
+
+_ADVANCES, _BEGINS = 1, 2  # bits of an id, after -1 - id: it takes a position; it is the first of its span
+
+
+def begins_span(token: int) -> bool:
+    """Whether a token is the first id of a span."""
+    return token < 0 and (-1 - token) & _BEGINS > 0
+
+
+def n_positions(tokens: Sequence[int]) -> int:
+    """Return how many positions the tokens of a sequence take."""
+    return sum(token >= 0 or (-1 - token) & _ADVANCES for token in tokens)
+
+
+class PromptTokens(list[int]):
+    """The tokens of a prompt, in which the ids of `spans` stand for what is read as rows, in their order."""
+
+    spans: tuple[EmbeddedSpan, ...] = ()
+
+
+Medium: TypeAlias = "bytes | str | Path"
+"""What an encoder reads: the contents of a file, or its path."""
+
+
+class MediaEncoder(Protocol):
+    """Turns media into parts of a target's prompts."""
+
+    def problem(self) -> str:
+        """Return why it reads nothing here, in one line; "" if it does."""
+
+    def read(self, medium: Medium, name: str) -> Sequence[list[int] | EmbeddedSpan]:
+        """Return the parts that stand for `medium`: tokens and spans. Raises UsageError about `name`."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+class Folded(NamedTuple):
+    """A span in a sequence that takes fewer positions than it has rows."""
+
+    start: int
+    """Tokens before it."""
+    end: int
+    position: int
+    """Of all of its rows, in the first dimension."""
+    n_positions: int
+
+
+def folded_spans(tokens: array[int]) -> list[Folded]:
+    """Return the spans in a sequence of tokens that take fewer positions than they have rows."""
+    if not tokens or min(tokens) >= 0:
+        return []
+    found: list[Folded] = []
+    n_folded = start = 0
+    while start < len(tokens):
+        end = start + 1
+        if tokens[start] < 0:
+            while end < len(tokens) and tokens[end] < 0 and not begins_span(tokens[end]):
+                end += 1
+            n = n_positions(tokens[start:end])
+            if n < end - start:
+                found.append(Folded(start, end, start - n_folded, n))
+                n_folded += end - start - n
+        start = end
+    return found
 
 
 class Branches(NamedTuple):
@@ -54,12 +152,19 @@ class SequenceTokens:
     """Number of tokens, at the end, whose logits are wanted."""
     parents: Sequence[int] | None = None
     inputs: Inputs | None = None
+    """The rows that are read in the place of the tokens, or beside them."""
+    places: Places | None = None
+    """Positions of those rows relative to `position`; None: one after the other."""
+    at_once: bool = False
+    """Whether each of the tokens attends to all of them."""
     with_features: bool = False
     """Whether the hidden states of the tokens are wanted."""
     with_last_states: bool = False
     """Whether those of the tokens with logits are, if edgespec's kernels leave them for nothing."""
     n_past: int = 0
     """Tokens of the sequence before these."""
+    position: int = 0
+    """Position of the first."""
     branches: Branches | None = None
     """The tree, where it is not a chain."""
     leaves: Sequence[int] = ()
@@ -84,9 +189,11 @@ class SequenceTokens:
             self.tokens[start : start + n],
             self.n_logits if ends else 0,
             inputs=inputs,
+            places=None if self.places is None else self.places[:, start : start + n],
             with_features=self.with_features,
             with_last_states=self.with_last_states,
             n_past=self.n_past + start,
+            position=self.position + (start if self.places is None else 0),
             branches=self.branches if ends else None,
         )
 
@@ -214,8 +321,14 @@ class Forward(SequenceTokens):
         with_last_states: bool = False,
     ) -> None:
         """Ask for a pass of `session`; the other arguments are the fields of SequenceTokens."""
-        super().__init__(session.sequence, tokens, n_logits, parents, inputs, with_features, with_last_states)
+        super().__init__(session.sequence, tokens, n_logits, parents, inputs)
+        self.with_features, self.with_last_states = with_features, with_last_states
         self.session = session
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether rows are read in the place of its tokens, which needs a pass of its own."""
+        return self.tokens[0] < 0 if self.tokens else False
 
     @property
     def n_outputs(self) -> int:

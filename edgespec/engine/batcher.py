@@ -89,6 +89,7 @@ class Batcher:
         self._clocks = clocks
         self._requests: list[BatchedRequest] = []  # in the order they came
         self._late: list[BatchedRequest] = []  # left out of the last pass
+        self._read_rows = False  # in the last pass, which others wait for
         self._pace = BatchPace(clocks)
         model = sequences.cache.model
         # Only with edgespec's kernels are the logits the same in passes of any length.
@@ -121,7 +122,9 @@ class Batcher:
             self._guard(request, request.begin_step)
         self._share()
         self._draft()
-        if parts := self._make_room(self._parts([r for r in self._requests if not r.is_preempted])):
+        running = [r for r in self._requests if not r.is_preempted]
+        ready = [r for r in running if not r.generation.is_waiting] or running[:1]
+        if parts := self._make_room(self._in_one_pass(self._parts(ready))):
             self._end_pass(parts, forward_together([part for _, part in parts]))
         if self.last.n_requests > 1 and not self.last.n_prefilled:
             n_made = sum(len(request.generation.tokens) - n for request, n in writing)
@@ -184,6 +187,15 @@ class Batcher:
             if not parts:
                 break
         return parts
+
+    def _in_one_pass(
+        self, parts: Sequence[tuple[BatchedRequest, Forward]]
+    ) -> Sequence[tuple[BatchedRequest, Forward]]:
+        """Return those of `parts` that the next pass can have: in turn the tokens of all, and rows of one."""
+        rows = [one for one in parts if one[1].is_embedded]
+        tokens = [one for one in parts if not one[1].is_embedded]
+        self._read_rows = bool(rows) and not (tokens and self._read_rows)
+        return rows[:1] if self._read_rows else tokens
 
     def _end_pass(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial, update_wrapper
+from functools import cached_property, partial, update_wrapper
 from typing import Concatenate, ParamSpec, Self, Unpack
 
 import msgspec
@@ -14,6 +14,7 @@ from edgespec.decoding.choices import DrafterChoice, NamedDrafter
 from edgespec.decoding.generate import Generation, Loop
 from edgespec.decoding.options import OptionKeywords, Options, token_ids
 from edgespec.decoding.records import Result
+from edgespec.decoding.session import EmbeddedSpan, MediaEncoder, Medium, PromptTokens
 from edgespec.drafting.draft import Draft, n_states_worth_reading
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import Learned, Pace
@@ -30,10 +31,12 @@ from edgespec.engine.options import EngineOptions
 from edgespec.engine.pair import Pair, Plan, make_plan
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, check_text
-from edgespec.llama.chat_template import Thinking
+from edgespec.llama.chat_template import Thinking, joined_parts
+from edgespec.llama.control_names import split_at_media
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 from edgespec.platform.metering import Meter
+from edgespec.platform.plugins import part
 from edgespec.platform.processes import HomeLock
 
 # ---- the requests that an engine runs: their sessions and drafters, and what is kept when they end ----
@@ -205,7 +208,7 @@ class RequestRunner:
         if pace is None:
             return Generation(target, None, tokens, plan, n_ctx=n_ctx, n_known=n_known), None
         if plan.plugin:
-            plugin = self._plugin_drafter(plan, pace, plan.plugin, tokens, on_step)
+            plugin = self._plugin_drafter(plan, pace, plan.plugin, _text_of(tokens), on_step)
             return Generation(target, plugin, tokens, plan, n_ctx=n_ctx, n_known=n_known), pace
         draft = self._begin_draft(n_ctx, len(tokens), n_predict) if plan.uses_model else None
         features = None
@@ -335,11 +338,17 @@ class RequestRunner:
             stream.energy_share = running.shares / running.n_steps
         running.held.close()
         # Earlier turns of a conversation are kept already: keep the new part and a few tokens before it.
-        start, tokens = max(0, running.loop.n_known - _LEADING), stream.tokens
-        rejected, drafter = None, running.loop.drafter
+        loop, drafter = running.loop, running.loop.drafter
+        start, tokens = max(0, loop.n_text(loop.n_known) - _LEADING), loop.text
+        rejected = None
         if isinstance(drafter, TreeDrafter) and drafter.rejected:
-            rejected = drafter.rejected.of(tokens, running.loop.n_prompt, start)
+            rejected = drafter.rejected.of(tokens, loop.n_text(loop.n_prompt), start)
         self._unkept.append((tokens[start:], rejected))
+
+
+def _text_of(tokens: list[int]) -> list[int]:
+    """Return the tokens of a prompt without the ids of its spans."""
+    return [token for token in tokens if token >= 0] if isinstance(tokens, PromptTokens) else tokens
 
 
 # ---- engine ----
@@ -509,13 +518,15 @@ class Engine(Closing):
         chat: bool | None = None,
         parse_special: bool | None = None,
         reasoning_budget: int = -1,
+        images: Sequence[Medium] = (),
     ) -> list[int]:
         """Return the tokens of `prompt`, in the model's chat template if it has one.
 
         `chat` True or False forces or forbids the template; `system` is a system message, which needs the
         template. `parse_special`: names of control tokens in `prompt` and `system` are these tokens (True) or
         text (False); None: text in a template, tokens without. `reasoning_budget` 0: the template is
-        asked for no thoughts. Raises UsageError for an impossible combination.
+        asked for no thoughts. `images` come before the prompt's text. Raises UsageError for an impossible
+        combination.
         """
         check_text("prompt", prompt)
         if system is not None:
@@ -526,12 +537,61 @@ class Engine(Closing):
             if system is not None:
                 problem = "needs a chat template: ask for one, and use a model that has one"
                 raise UsageError(problem, field="system")
-            return self.target.tokenize(prompt, add_special=True, parse_special=parse_special is not False)
-        messages = [{"role": "user", "content": prompt}]
+            special = parse_special is not False
+            return self._tokenized(
+                joined_parts([*[None] * len(images), prompt]),
+                images,
+                lambda text, begins: self.target.tokenize(text, add_special=begins, parse_special=special),
+            )
+        messages = [{"role": "user", "content": joined_parts([*[None] * len(images), prompt])}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
         thinking = Thinking(budget=reasoning_budget)
-        return self.target.tokenize_chat(messages, thinking=thinking, parse_special=bool(parse_special))
+        special = bool(parse_special)
+        return self.tokenize(
+            self.target.render_chat(messages, thinking=thinking, parse_special=special), images
+        )
+
+    def tokenize(self, text: str, media: Sequence[Medium] = ()) -> list[int]:
+        """Return the tokens of a prompt from `Model.render_chat`, with `media` at the markers in it.
+
+        `MEDIA_MARKER` (llama/control_names.py) stands for each of them. Raises UsageError if one cannot be
+        read, or the template left a marker out.
+        """
+        return self._tokenized(
+            text, media, lambda part, begins: self.target.tokenize_rendered(part, begins=begins)
+        )
+
+    def _tokenized(
+        self, text: str, media: Sequence[Medium], tokenize: Callable[[str, bool], list[int]]
+    ) -> list[int]:
+        if not media:
+            return tokenize(text, True)
+        if problem := self.media_problem():
+            raise UsageError(problem, field="images")
+        parts = split_at_media(text)
+        if len(parts) != len(media) + 1:
+            problem = f"the chat template writes {len(parts) - 1} of {len(media)}"
+            raise UsageError(problem, field="images")
+        prompt, spans = PromptTokens(tokenize(parts[0], True)), list[EmbeddedSpan]()
+        for i, (medium, following) in enumerate(zip(media, parts[1:], strict=True), 1):
+            for read in self._encoder.read(medium, f"image {i}"):
+                spans += [read] if isinstance(read, EmbeddedSpan) else []
+                prompt += read.ids if isinstance(read, EmbeddedSpan) else read
+            prompt += tokenize(following, False) if following else []
+        prompt.spans = tuple(spans)
+        return prompt
+
+    @cached_property
+    def _encoder(self) -> MediaEncoder:
+        encoder: MediaEncoder = part("images.encoder")(
+            self.target, self._options.mmproj, n_threads=self.n_threads
+        )
+        return encoder
+
+    def media_problem(self) -> str:
+        """Return why the target reads no images here, in one line; "" if it does."""
+        return self._encoder.problem()
 
     def has_room(self, prompt: Sequence[int] | int, n_predict: int | None) -> bool:
         """Whether a text of these tokens (or that many), and `n_predict` to come, can begin now.
@@ -549,13 +609,14 @@ class Engine(Closing):
         system: str | None = None,
         chat: bool | None = None,
         parse_special: bool | None = None,
+        images: Sequence[Medium] = (),
         on_step: Callable[[DraftStep], None] | None = None,
         **keywords: Unpack[OptionKeywords],
     ) -> Stream:
         """Continue `prompt` (text, or token ids), a Token at a time.
 
-        `keywords` are fields of `Options` and override those of `options`. `system`, `chat` and
-        `parse_special`: as for `prompt_tokens`. `on_step` is called after every step of a drafter. With
+        `keywords` are fields of `Options` and override those of `options`. `system`, `chat`, `parse_special`
+        and `images`: as for `prompt_tokens`. `on_step` is called after every step of a drafter. With
         `parallel` 1 an earlier stream of this engine is ended, and raises EdgespecError if it is read on;
         otherwise all streams advance together, whichever is read. Raises UsageError for bad values or if too
         many texts are under way, EdgespecError if the prompt is longer than the context.
@@ -567,8 +628,10 @@ class Engine(Closing):
             if not isinstance(options, Options | None):
                 raise UsageError("must be Options", field="options", value=options)
             options = (options or Options()).changed(**keywords)
-            tokens = self._tokens_of(prompt, system, chat, parse_special, options.reasoning_budget)
-            plan = make_plan(self._pair, options, tokens)
+            tokens = self._tokens_of(prompt, system, chat, parse_special, options.reasoning_budget, images)
+            if isinstance(tokens, PromptTokens) and tokens.spans:
+                _check_spans(options)
+            plan = make_plan(self._pair, options, _text_of(tokens))
             if self.parallel == 1:
                 self._requests.end_all(
                     "the engine writes one at a time and began another; read it first, or choose parallel"
@@ -586,6 +649,7 @@ class Engine(Closing):
         chat: bool | None,
         parse_special: bool | None,
         reasoning_budget: int,
+        images: Sequence[Medium],
     ) -> list[int]:
         """Return the tokens of a prompt that is text, or these tokens. Raises UsageError."""
         if isinstance(prompt, str):
@@ -595,12 +659,16 @@ class Engine(Closing):
                 chat=chat,
                 parse_special=parse_special,
                 reasoning_budget=reasoning_budget,
+                images=images,
             )
         else:
-            for name, value in (("system", system), ("chat", chat), ("parse_special", parse_special)):
+            given = {"system": system, "chat": chat, "parse_special": parse_special, "images": images or None}
+            for name, value in given.items():
                 if value is not None:
                     raise UsageError("goes with a prompt of text, not with token ids", field=name)
-            tokens = token_ids("prompt", prompt, self.target.n_vocab, wanted="text or a list of token ids")
+            text = _text_of(prompt) if isinstance(prompt, PromptTokens) else prompt
+            tokens = token_ids("prompt", text, self.target.n_vocab, wanted="text or a list of token ids")
+            tokens = prompt if isinstance(prompt, PromptTokens) else tokens
         if not tokens:
             raise UsageError("the prompt is empty")
         return tokens
@@ -621,6 +689,7 @@ class Engine(Closing):
         system: str | None = None,
         chat: bool | None = None,
         parse_special: bool | None = None,
+        images: Sequence[Medium] = (),
         on_step: Callable[[DraftStep], None] | None = None,
         **keywords: Unpack[OptionKeywords],
     ) -> Result:
@@ -635,6 +704,7 @@ class Engine(Closing):
                 system=system,
                 chat=chat,
                 parse_special=parse_special,
+                images=images,
                 on_step=on_step,
                 **keywords,
             )
@@ -651,9 +721,18 @@ class Engine(Closing):
                 self._closed = True
                 with ExitStack() as stack:  # the last one first, each whatever the others raise
                     stack.callback(self._pair.close)
+                    if "_encoder" in self.__dict__:
+                        stack.callback(self._encoder.close)
                     stack.callback(self._knowledge.store, self._options.on_message)
                     stack.callback(self._requests.store_texts)
                     self._requests.end_all("the engine was closed")
+
+
+def _check_spans(options: Options) -> None:
+    """Raise UsageError for options that a prompt with more than text rules out."""
+    for name, value in (("cascade", options.cascade), ("prompt_logprobs", options.prompt_logprobs)):
+        if value:
+            raise UsageError("goes with prompts of text only: leave it out, or the images", field=name)
 
 
 def _found_drafter(options: EngineOptions) -> DrafterChoice:

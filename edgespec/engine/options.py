@@ -68,6 +68,8 @@ class EngineOptions:
     chat_template: str | None = None
     """A template instead of the target's own: the name of another in its file or of a form of llama.cpp's
     ("chatml"), a file, or a program in Jinja; None: its own."""
+    mmproj: str | Path | None = None
+    """The file of the target's image encoder; None: `mmproj*.gguf` beside it, if there is one."""
     rpc: tuple[str, ...] = ()
     """HOST:PORT of each machine that holds layers of the target (docs/many-machines.md)."""
     keep_packed: bool = False

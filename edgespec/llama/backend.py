@@ -164,6 +164,11 @@ def _end_threads_before_forks() -> None:
 _end_threads_before_forks()
 
 
+def take_log(set_log: Callable[[Any, Any], object]) -> None:
+    """Keep what another library logs as well; `set_log`: its function that takes a callback."""
+    set_log(_log_callback, ctypes.c_void_p(0))
+
+
 def clear_log() -> None:
     """Forget the kept lines, so that `last_log_error` reports only later failures."""
     _log.clear()

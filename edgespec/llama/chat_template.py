@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.backend import llama
-from edgespec.llama.control_names import THINKING, ControlNames, RenderedPrompt
+from edgespec.llama.control_names import MEDIA_MARKER, THINKING, ControlNames, RenderedPrompt
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -161,6 +161,18 @@ class ChatTemplate:
             raise BrokenTemplateError(f"line {error.lineno}: {_reason(error)}") from error
         except RecursionError as error:
             raise BrokenTemplateError("it is too deeply nested") from error
+
+
+def joined_parts(parts: Iterable[str | None]) -> str:
+    """Return a message's content of these parts, of which None is a medium and becomes its marker.
+
+    Texts are lines, and a marker has no line of its own, as in llama.cpp's server.
+    """
+    text, follows_text = "", False
+    for part in parts:
+        text += MEDIA_MARKER if part is None else f"\n{part}" if follows_text and text else part
+        follows_text = part is not None
+    return text
 
 
 class ChatTemplates:

@@ -13,6 +13,7 @@ plain text. Without such names nothing is marked, and this module has no effect.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, pairwise
 from typing import Any, SupportsIndex
@@ -30,6 +31,16 @@ THINKING = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 """Texts that begin and end thoughts, of all families."""
+
+MEDIA_MARKER = f"<__media_{secrets.token_hex(16)}__>"
+"""Stands in a message for a medium, such as an image; no text can guess it."""
+
+
+def split_at_media(prompt: str) -> list[str]:
+    """Return the parts of a prompt between the markers of media."""
+    cuts = [0, *(at for found in re.finditer(MEDIA_MARKER, prompt) for at in found.span()), len(prompt)]
+    return [prompt[start:end] for start, end in zip(cuts[::2], cuts[1::2], strict=True)]
+
 
 _MARKS = [*map(chr, range(0xFDD0, 0xFDF0)), *map(chr, range(0xE000, 0xF900))]
 """Characters for marks: those for use within programs, then private ones."""

@@ -9,7 +9,7 @@ import ctypes
 import time
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,8 @@ class KVCache(Closing):
     ) -> None:
         """Make a context; arguments as for `Session`.
 
-        `takes_inputs`: each part of a pass has the rows that the first layer reads for its tokens.
+        `takes_inputs`: each part of a pass has the rows that the first layer reads for its tokens; else only
+        parts of prompts that are no tokens have.
         Raises EdgespecError if it cannot be created, or the model cannot share it between sequences.
         """
         self.model, self.interrupt = model, interrupt
@@ -120,9 +121,8 @@ class KVCache(Closing):
             self.n_batch,
             n_sequences,
             n_embd=model.n_input,
-            takes_inputs=takes_inputs,
-            with_tokens=model.takes_states,
-            tokens_alone=model.takes_tokens_alone,
+            needs_rows=takes_inputs and not model.takes_tokens_alone,
+            with_tokens=model.takes_states and not model.takes_tokens_alone,
         )
         self._outputs = Outputs(context, model, self.n_logits_max, self.n_batch)
         self.all_logits = model.hidden_states.all_logits
@@ -262,6 +262,11 @@ class KVCache(Closing):
             raise ValueError(
                 f"n_logits {part.n_logits} with {n_tokens} tokens, n_logits_max {self.n_logits_max}"
             )
+        if part.at_once and n_tokens > self.n_batch:
+            raise EdgespecError(
+                f"{n_tokens} rows are read at once, and a pass has {self.n_batch}; choose a larger n_batch"
+            )
+        self._rollback.place(part)
         part.branches = None if part.parents is None else self._branches(part.parents, part.n_logits)
         session.note(n_past, part.tokens)  # of a tree the trunk is first; `written` cuts
 
@@ -298,13 +303,24 @@ class KVCache(Closing):
         n_sides = 0
         for part in parts:  # a spare sequence for each leaf but the trunk's
             sides = range(n_sides, n_sides + (part.branches.n_leaves - 1 if part.branches else 0))
-            part.leaves = [self._rollback.side(part.sequence, i, part.n_past) for i in sides]
+            part.leaves = [self._rollback.side(part.sequence, i, part.position) for i in sides]
             n_sides = sides.stop
         n_outputs = self._input.fill(parts, all_logits=self._outputs.all_logits)
         self._listen(self._rollback.begin_pass(parts))
-        with self._outputs.keeping(parts):
+        with self._outputs.keeping(parts), self._all_attending() if parts[0].at_once else nullcontext():
             self._run(n_outputs, parts[0].n_logits if len(parts) == 1 else n_outputs)
+        if parts[0].places is not None:
+            self._rollback.note_rows(parts[0])
         self._rollback.drop_trees(parts)
+
+    @contextmanager
+    def _all_attending(self) -> Iterator[None]:
+        """Inside the block, each token of a pass attends to all of them."""
+        llama.llama_set_causal_attn(self._context, False)
+        try:
+            yield
+        finally:
+            llama.llama_set_causal_attn(self._context, True)
 
     def _listen(self, wanted: bool) -> None:
         """Set whether the interrupt may break off later passes."""
@@ -465,16 +481,15 @@ class Batch:
         n_sequences: int,
         *,
         n_embd: int = 0,
-        takes_inputs: bool = False,
+        needs_rows: bool = False,
         with_tokens: bool = False,
-        tokens_alone: bool = False,
     ) -> None:
         """Prepare passes of up to `n_batch` tokens of up to `n_sequences` sequences.
 
-        `takes_inputs`: each pass has input rows, `n_embd` wide, instead of tokens; `with_tokens`: as well as
-        tokens; `tokens_alone`: a pass has either.
+        A pass may have input rows, `n_embd` wide, in the place of its tokens, or beside them (`with_tokens`);
+        `needs_rows`: each has.
         """
-        self._n_embd, self._takes_rows, self._tokens_alone = n_embd, takes_inputs, tokens_alone
+        self._n_embd, self._needs_rows, self._with_tokens = n_embd, needs_rows, with_tokens
         # For rows in place of tokens some models read that many positions; what counts is the first.
         positions = (ctypes.c_int32 * (_MOST_POSITIONS * n_batch))()
         tokens, n_of = (ctypes.c_int32 * n_batch)(), (ctypes.c_int32 * n_batch)()
@@ -489,9 +504,8 @@ class Batch:
         self._numbers = array("i", bytes(4 * n_sequences))
         self._all_tokens = tokens
         self._rows: npt.NDArray[np.float32] | None = None
-        takes_tokens = with_tokens or not self._takes_rows
         self.struct = llama.llama_batch(
-            token=tokens if takes_tokens else None,
+            token=tokens,
             pos=positions,
             n_seq_id=n_of,
             seq_id=sequences,
@@ -511,41 +525,44 @@ class Batch:
         address, size = self._numbers.buffer_info()[0], self._numbers.itemsize
         at = n_numbers = n_outputs = 0
         for part in parts:
-            numbers, n_past, n_chain = (part.sequence, *part.leaves), part.n_past, part.n_chain
+            numbers, start, n_chain = (part.sequence, *part.leaves), part.position, part.n_chain
             first, n, end = address + n_numbers * size, len(part.tokens), at + len(part.tokens)
             self._numbers[n_numbers : n_numbers + len(numbers)] = array("i", numbers)
             n_numbers += len(numbers)
             n_logits = n if all_logits else part.n_logits
             n_outputs += n_logits
             self._tokens[at:end] = as_ints(part.tokens)
-            self._positions[at : at + n_chain] = array("i", range(n_past, n_past + n_chain))
+            self._positions[at : at + n_chain] = array("i", range(start, start + n_chain))
             self._n_of[at:end] = array("i", (len(numbers),)) * n
             self._sequences[at:end] = array("Q", (first,)) * n
             self._flags[at:end] = bytes(n - n_logits) + b"\1" * n_logits
             if tree := part.branches:
                 at += n_chain
-                n_past += n_chain
-                self._positions[at:end] = array("i", [n_past + depth for depth in tree.depths])
+                start += n_chain
+                self._positions[at:end] = array("i", [start + depth for depth in tree.depths])
                 self._n_of[at:end] = array("i", tree.leaves)
                 self._sequences[at:end] = array("Q", [first + leaf * size for leaf in tree.first_leaf])
             at = end
         self.struct.n_tokens = at
-        if self._takes_rows:
-            self._fill_rows(parts, at)
+        self._fill_rows(parts, at)
         return n_outputs
 
     def _fill_rows(self, parts: Sequence[SequenceTokens], n_tokens: int) -> None:
         found = [part.inputs for part in parts if part.inputs is not None]
-        if self._tokens_alone:
-            self._token.value = None if found else ctypes.addressof(self._all_tokens)
-        if not found and self._tokens_alone:
+        has_tokens = not found or self._with_tokens
+        self._token.value = ctypes.addressof(self._all_tokens) if has_tokens else None
+        if not found:
+            if self._needs_rows:
+                raise ValueError("a pass without the rows for its tokens")
             self._embd.value = None
             return
-        if not found:
-            raise ValueError("a pass without the rows for its tokens")
         # An attribute keeps the array alive: the pass reads it in place.
         rows = found[0] if len(found) == 1 else np.concatenate(found)
         self._rows = np.ascontiguousarray(rows, np.float32)
         if self._rows.shape != (n_tokens, self._n_embd):
             raise ValueError(f"embeddings of shape {self._rows.shape}, not {(n_tokens, self._n_embd)}")
         self._embd.value = self._rows.ctypes.data
+        places = parts[0].places
+        if places is not None:  # of a pass of its own; the last dimension is not a place
+            moved = places + np.array([[parts[0].position]] * 3 + [[0]], np.int32)
+            self._positions[: places.size] = array("i", moved.tobytes())

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from edgespec.decoding.session import SequenceTokens
+from edgespec.decoding.session import Folded, SequenceTokens, begins_span, n_positions
 from edgespec.llama.backend import llama
 
 State: TypeAlias = npt.NDArray[np.uint8]
@@ -76,6 +76,7 @@ class Rollback:
         """Spare sequences that it needs in addition."""
         self._sides = [-1] * self.n_spare  # whose cells each spare sequence shares; -1: nobody's
         self._has_branches = False  # in the cache: Ctrl-C may come right after a tree's pass
+        self._folded: dict[int, list[Folded]] = {}  # by sequence: where positions are not numbers of tokens
 
     def attach(self, context: llama.llama_context_p) -> None:
         """Work on this context from now on."""
@@ -83,11 +84,51 @@ class Rollback:
 
     def n_past(self, sequence: int) -> int:
         """Return the number of tokens in a sequence."""
-        return int(llama.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+        n = int(llama.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+        for span in reversed(self._folded.get(sequence, ())):
+            if n > span.position:
+                return span.end + max(0, n - span.position - span.n_positions)
+        return n
+
+    def position(self, sequence: int, n_tokens: int) -> int:
+        """Return the position after the first `n_tokens` of a sequence."""
+        for span in reversed(self._folded.get(sequence, ())):
+            if n_tokens > span.start:
+                return span.position + max(0, span.n_positions + n_tokens - span.end)
+        return n_tokens
+
+    def place(self, part: SequenceTokens) -> None:
+        """Note the position of a part: if it continues a folded span, that of the span's first row."""
+        spans = self._folded.get(part.sequence)
+        if spans and part.places is not None and not begins_span(part.tokens[0]):
+            part.position = spans[-1].position
+        else:
+            part.position = self.position(part.sequence, part.n_past)
+
+    def note_rows(self, part: SequenceTokens) -> None:
+        """Note that rows with places of their own were read."""
+        spans, n = self._folded.setdefault(part.sequence, []), len(part.tokens)
+        read = Folded(part.n_past, part.n_past + n, part.position, n_positions(part.tokens))
+        if not begins_span(part.tokens[0]):
+            last = spans.pop()
+            read = Folded(last.start, read.end, last.position, last.n_positions + read.n_positions)
+        spans.append(read)
+
+    def fold(self, sequence: int, spans: list[Folded]) -> None:
+        """Note where the positions of a sequence's tokens are not their numbers."""
+        self._folded[sequence] = spans
+
+    def _before(self, sequence: int, n_keep: int) -> int:
+        """Return `n_keep`, or the start of the folded span that it would cut."""
+        spans = self._folded.get(sequence, ())
+        return next((span.start for span in spans if span.start < n_keep < span.end), n_keep)
 
     def _remove(self, sequence: int, n_keep: int) -> bool:
         """Remove all but the first `n_keep` tokens of a sequence; return whether the library could."""
-        return bool(llama.llama_memory_seq_rm(self._memory, sequence, n_keep or -1, -1))
+        start = self.position(sequence, n_keep)
+        if sequence in self._folded:
+            self.fold(sequence, [span for span in self._folded[sequence] if span.end <= n_keep])
+        return bool(llama.llama_memory_seq_rm(self._memory, sequence, start or -1, -1))
 
     def n_dropped(self, sequence: int) -> int:
         """Return how many of a sequence's first tokens are no longer in the cache."""
@@ -104,19 +145,20 @@ class Rollback:
 
     def n_reachable(self, sequence: int, n_keep: int) -> int:
         """Return how many tokens `cut` would leave."""
-        return min(n_keep, self.n_past(sequence))
+        return self._before(sequence, min(n_keep, self.n_past(sequence)))
 
     def cut(self, sequence: int, n_keep: int) -> int:
         """Cut a sequence back to `n_keep` tokens, or to the next possible number below; return how many."""
-        n_keep = min(n_keep, self.n_past(sequence))
+        n_keep = self._before(sequence, min(n_keep, self.n_past(sequence)))
         if n_keep <= self.n_dropped(sequence):
             n_keep = 0
+        start = self.position(sequence, n_keep)
         if not self._remove(sequence, n_keep):
-            n_keep = 0
+            n_keep = start = 0
             self._remove(sequence, n_keep)
         for i, owner in enumerate(self._sides):
             if owner == sequence:
-                self._remove(self._n_sequences + i, n_keep)
+                llama.llama_memory_seq_rm(self._memory, self._n_sequences + i, start or -1, -1)
         return n_keep
 
     def share(self, source: int, sequence: int, n_tokens: int) -> int:
@@ -126,11 +168,18 @@ class Rollback:
         """
         if self.n_dropped(source):
             return 0
-        llama.llama_memory_seq_cp(self._memory, source, sequence, 0, n_tokens)
+        n_tokens = self._before(source, n_tokens)
+        self._share_cells(source, sequence, n_tokens)
         return n_tokens
+
+    def _share_cells(self, source: int, sequence: int, n_tokens: int) -> None:
+        llama.llama_memory_seq_cp(self._memory, source, sequence, 0, self.position(source, n_tokens))
+        if source in self._folded:
+            self.fold(sequence, [span for span in self._folded[source] if span.end <= n_tokens])
 
     def clear(self) -> None:
         """Empty all sequences; sessions stay open."""
+        self._folded.clear()
         llama.llama_memory_clear(self._memory, False)
 
     # ---- passes ----
@@ -159,8 +208,8 @@ class Rollback:
 
     # ---- spare sequences, which share cells of others ----
 
-    def side(self, sequence: int, i: int, n_past: int) -> int:
-        """Let spare sequence `i` share all of a sequence of `n_past` tokens; return its number.
+    def side(self, sequence: int, i: int, position: int) -> int:
+        """Let spare sequence `i` share all of a sequence that ends before `position`; return its number.
 
         The sharing continues between trees: sharing and dropping 2000 cells takes 0.13 ms per sequence,
         sharing only the new ones since the last tree 5 us.
@@ -172,7 +221,7 @@ class Rollback:
             llama.llama_memory_seq_rm(self._memory, side, -1, -1)
             self._sides[i] = sequence
         n_shared = llama.llama_memory_seq_pos_max(self._memory, side) + 1
-        llama.llama_memory_seq_cp(self._memory, sequence, side, n_shared, n_past)
+        llama.llama_memory_seq_cp(self._memory, sequence, side, n_shared, position)
         self._has_branches = True
         return side
 
@@ -181,7 +230,7 @@ class Rollback:
         if self._has_branches:
             for part in parts:
                 for side in part.leaves:
-                    llama.llama_memory_seq_rm(self._memory, side, part.n_past + part.n_chain, -1)
+                    llama.llama_memory_seq_rm(self._memory, side, part.position + part.n_chain, -1)
             self._has_branches = False
 
     def _drop_branches(self) -> None:
@@ -345,7 +394,7 @@ class States(Rollback):
         if not n:
             return 0
         state = line.copies[n] if n in line.copies else self._copy(line.marks.get(n, source))
-        llama.llama_memory_seq_cp(self._memory, source, sequence, 0, n)
+        self._share_cells(source, sequence, n)
         self._lines[sequence].copies = {place: copy for place, copy in line.copies.items() if place <= n}
         return n if self._restore(sequence, state) else self.cut(sequence, 0)
 

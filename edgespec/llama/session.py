@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from edgespec._core import Interrupt
-from edgespec.decoding.session import Inputs, Rows, SequenceTokens, n_common
+from edgespec.decoding.session import Inputs, Rows, SequenceTokens, folded_spans, n_common
 from edgespec.errors import EdgespecError
 from edgespec.llama.backend import llama
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
@@ -245,6 +245,7 @@ class Session(Closing):
         self.note(0, timeline)
         context, size = self.cache.context, state.nbytes
         n = llama.llama_state_seq_set_data(context, bytes_of(state), size, self.sequence)
+        self.cache.rollback.fold(self.sequence, folded_spans(self._written))
         if n != size or self.n_past != len(timeline):
             self.clear()
             raise EdgespecError(

@@ -25,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run serve check test test-all test-c lint house types format sanitize sanitized sanitize-memory sanitize-threads bench forge models-supported wheels wheels-test release pi pi-test clean needs
+.PHONY: help run serve images check test test-all test-c lint house types format sanitize sanitized sanitize-memory sanitize-threads bench forge models-supported wheels wheels-test release pi pi-test clean needs
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -41,6 +41,8 @@ run: $(VENV)/.installed ## Build, pull the default pair, write text from PROMPT
 
 serve: $(VENV)/.installed ## Build, pull the pair, serve at http://127.0.0.1:8080
 	@$(BIN)/edgespec serve $(SERVE)
+
+images: $(VENV)/.images ## Build what reads images in prompts (1 minute)
 
 # Threads that wait leave the processors to the other worker's instead of spinning: passive, and one for numpy.
 NO_SPINNING := OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1
@@ -159,6 +161,11 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml install.py llama_cpp.cmake $(C_
 	-@$(PIP) uninstall --yes edgespec 2>/dev/null # an older one would be imported instead, with modules that have moved
 	@$(PIP) install rich huggingface-hub packaging msgspec # which show and pull while pip installs the rest
 	@$(BIN)/python install.py $(MEANWHILE)
+	@touch $@
+
+$(VENV)/.images: $(VENV)/.installed images.cmake pi/images.py
+	$(PIP) install 'edgespec[images]' cmake ninja
+	@$(BIN)/python -m pi.images
 	@touch $@
 
 $(VENV)/.forge: $(VENV)/.installed

@@ -30,6 +30,7 @@ NOTES = {
     "bench": "measures and compares",
     "speech": "Whisper",
     "embed": "vectors of texts",
+    "images": "images in prompts",
     "energy": "joules",
     "nodes": "layers on other machines",
 }

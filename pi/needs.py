@@ -252,7 +252,7 @@ _TARGETS: dict[str, Callable[[], None]] = {
     "sanitize-memory": lambda: _sanitizers(*_MEMORY),
     "sanitize-threads": lambda: _sanitizers(*_THREADS),
 }
-_USING = ("help", "house", "clean", "run", "serve", "forge", "models-supported")
+_USING = ("help", "house", "clean", "run", "serve", "images", "forge", "models-supported")
 """Targets that need nothing, or use what is installed; the others develop it, which takes a compiler."""
 
 

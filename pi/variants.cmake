@@ -2,8 +2,14 @@
 # llama_cpp.cmake, and beside libllama ggml's CPU backend once for each set of features, and OpenMP's library.
 #   EDGESPEC_OPENMP   libgomp.so.1 of the machines that it is for
 include(${CMAKE_CURRENT_LIST_DIR}/../llama_cpp.cmake)
+set(LLAVA_BUILD ON) # libmtmd, which reads images; from sources `make images` builds it
+set(MTMD_VIDEO OFF)
 
 function(edgespec_add_cpu_variants)
+  foreach(loaded llama mtmd) # by its plain name, which is thus the one that libmtmd asks for
+    set_property(TARGET ${loaded} PROPERTY VERSION)
+    set_property(TARGET ${loaded} PROPERTY SOVERSION)
+  endforeach()
   foreach(backend ${GGML_AVAILABLE_BACKENDS})
     if(backend MATCHES "^ggml-cpu-")
       set_property(TARGET ${backend} PROPERTY VERSION)   # loaded by its plain name

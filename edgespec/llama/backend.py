@@ -28,12 +28,13 @@ from edgespec.platform.files import lines_of
 from edgespec.platform.machine import is_refusal, why_refused
 
 
-def _bindings() -> ModuleType:
+def bindings(name: str) -> ModuleType:
+    """Import a module of the package `llama_cpp` without the package's own import of everything."""
     if "llama_cpp" in sys.modules or not (found := importlib.util.find_spec("llama_cpp")):
-        return importlib.import_module("llama_cpp.llama_cpp")
+        return importlib.import_module(name)
     sys.modules["llama_cpp"] = importlib.util.module_from_spec(found)
     try:
-        return importlib.import_module("llama_cpp.llama_cpp")
+        return importlib.import_module(name)
     finally:
         del sys.modules["llama_cpp"]  # whoever imports the package gets all of it
 
@@ -44,7 +45,7 @@ try:
 
         llama = llama_cpp.llama_cpp
     else:
-        llama = _bindings()
+        llama = bindings("llama_cpp.llama_cpp")
 except RuntimeError as error:
     if is_refusal(str(error)):
         raise

@@ -12,7 +12,7 @@ import ctypes
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ from edgespec.llama.gguf import (
     type_number,
 )
 from edgespec.llama.kernels import packing
-from tiny_vocabulary import BOS, CHAT_TEMPLATE, EOS, N_WORDS, successors, vocabulary
+from tiny_vocabulary import BOS, CHAT_TEMPLATE, CONTROL, EOS, N_WORDS, NORMAL, successors, vocabulary
 from tiny_vocabulary import MERGES as TINY_MERGES
 
 __all__ = ["ARCHITECTURES", "MTP", "Architecture", "make_tiny"]
@@ -71,27 +71,29 @@ _tensor_name = foreign_function("ggml_get_name", ctypes.c_char_p, ctypes.c_void_
 
 
 def make_tiny(
-    name: str,
+    name: str | Architecture,
     path: Path,
     *,
     seed: int = 1,
     weights_type: str = "f32",
     metadata: Mapping[str, Value] | None = None,
     post_norm: float | None = None,
+    tokens: Sequence[str] = (),
 ) -> Path:
-    """Write a random model of one of the ARCHITECTURES to `path` and return `path`.
+    """Write a random model of one of the ARCHITECTURES, or of another, to `path` and return `path`.
 
     It writes text as any model does; the same arguments write the same bytes. `weights_type` is ggml's name
     of the type of the matrices that llama.cpp would quantize. `metadata`, and `post_norm`, which says how
-    much its layers change: in place of the architecture's own. Raises EdgespecError if it cannot be made.
+    much its layers change: in place of the architecture's own. `tokens`: more of them, control
+    tokens if they are ASCII. Raises EdgespecError if it cannot be made.
     """
-    architecture = ARCHITECTURES[name]
+    architecture = ARCHITECTURES[name] if isinstance(name, str) else name
     if metadata:
         architecture = replace(architecture, metadata={**architecture.metadata, **metadata})
     if post_norm is not None:
         architecture = replace(architecture, post_norm=post_norm)
-    fields = [*_fields(architecture, f"tiny {seed}"), *_tokenizer_fields(architecture)]
-    shapes = _wanted_tensors(name, fields)
+    fields = [*_fields(architecture, f"tiny {seed}"), *_tokenizer_fields(architecture, tokens)]
+    shapes = _wanted_tensors(architecture.gguf_name, fields)
     weights = {
         tensor: _weights(tensor, shape, np.random.default_rng((seed, *tensor.encode())))
         for tensor, shape in shapes.items()
@@ -123,8 +125,9 @@ def _field(key: str, value: Value) -> bytes:
     return encode_number(key, kinds[type(value)], value)
 
 
-def _tokenizer_fields(architecture: Architecture) -> list[bytes]:
+def _tokenizer_fields(architecture: Architecture, tokens: Sequence[str]) -> list[bytes]:
     texts, types = vocabulary()
+    texts, types = [*texts, *tokens], [*types, *(CONTROL if token.isascii() else NORMAL for token in tokens)]
     return [
         encode_number(f"{architecture.gguf_name}.vocab_size", UINT32, len(texts)),
         encode_text("tokenizer.ggml.model", "gpt2"),

@@ -1,0 +1,28 @@
+# Read by llama-cpp-python's project() when `make images` compiles it (pi/images.py): in the place of all else libmtmd,
+# llama.cpp's encoders of pictures, linked with the libllama and ggml that are installed.
+#   EDGESPEC_LIBRARIES   their folder, llama_cpp/lib
+set(LLAMA_BUILD OFF)
+set(BUILD_SHARED_LIBS ON)
+set(MTMD_VIDEO OFF)
+set(CMAKE_INSTALL_RPATH "$ORIGIN")
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+
+set(sources ${CMAKE_CURRENT_SOURCE_DIR}/vendor/llama.cpp)
+function(llama_add_compile_flags) # of warnings
+endfunction()
+foreach(library llama ggml ggml-base)
+  add_library(${library} SHARED IMPORTED)
+  set_target_properties(${library} PROPERTIES IMPORTED_LOCATION ${EDGESPEC_LIBRARIES}/lib${library}.so
+    INTERFACE_INCLUDE_DIRECTORIES "${sources}/include;${sources}/ggml/include")
+endforeach()
+target_link_libraries(ggml INTERFACE ggml-base)
+add_subdirectory(${sources}/vendor)
+add_subdirectory(${sources}/tools/mtmd)
+# One compiler reads the headers for a quarter of the encoders, not for each of some forty.
+set_target_properties(mtmd PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
+set_property(TARGET mtmd PROPERTY VERSION)
+set_property(TARGET mtmd PROPERTY SOVERSION)
+get_target_property(apart mtmd SOURCES)
+list(FILTER apart EXCLUDE REGEX "^models/")
+list(TRANSFORM apart PREPEND ${sources}/tools/mtmd/)
+set_source_files_properties(${apart} TARGET_DIRECTORY mtmd PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)

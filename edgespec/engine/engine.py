@@ -584,8 +584,13 @@ class Engine(Closing):
 
     @cached_property
     def _encoder(self) -> MediaEncoder:
+        options = self._options
         encoder: MediaEncoder = part("images.encoder")(
-            self.target, self._options.mmproj, n_threads=self.n_threads
+            self.target,
+            options.mmproj,
+            n_threads=self.n_threads,
+            states=options.states,
+            on_message=options.on_message,
         )
         return encoder
 

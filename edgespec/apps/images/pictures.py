@@ -71,7 +71,7 @@ def read_picture(data: bytes, name: str) -> Picture:
     picture of `FORMATS`, is cut or damaged, or is larger than `MAX_BYTES` or `MAX_PIXELS`.
     """
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise _refused(name, "Pillow is missing, which reads pictures; run `make images`") from None
     _check_bytes(data, name)
@@ -83,7 +83,7 @@ def read_picture(data: bytes, name: str) -> Picture:
                 raise _refused(name, f"{width} x {height} pixels; at most {MAX_PIXELS:,} are read")
             upright = _in_rgb(ImageOps.exif_transpose(image))
             return Picture(*upright.size, upright.tobytes())
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise _refused(name, f"no picture, or in none of the formats {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError:
         raise _refused(name, f"too many pixels; at most {MAX_PIXELS:,} are read") from None

@@ -79,7 +79,9 @@ def test_sixteen_bits_become_eight() -> None:
     assert rows(read(encoded(grey, "PNG")))[0, :, 0].tolist() == [0, 0, 1, 128, 255]
 
 
-@pytest.mark.parametrize(("mode", "form"), [("RGBA", "PNG"), ("LA", "PNG"), ("RGBA", "WEBP"), ("RGBA", "GIF")])
+@pytest.mark.parametrize(
+    ("mode", "form"), [("RGBA", "PNG"), ("LA", "PNG"), ("RGBA", "WEBP"), ("RGBA", "GIF")]
+)
 def test_what_is_transparent_becomes_white(mode: str, form: str) -> None:
     image = Image.new("RGBA", (4, 2), (0, 0, 0, 0))
     image.paste((0, 0, 0, 255), (2, 0, 4, 2))

@@ -1,0 +1,250 @@
+"""The image encoder of a target: pictures become rows that its passes read in the place of tokens.
+
+libmtmd computes them, on a thread of its own, when a prompt with a picture is read for the first time. The
+pictures that came last are kept with their rows, by the hash of their pixels and of the encoder; where states
+of prompts are kept on disk, the rows are kept with them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import time
+import weakref
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from edgespec.apps.images.library import load
+from edgespec.apps.images.mmproj import find_mmproj
+from edgespec.apps.images.pictures import Picture, read_file, read_picture
+from edgespec.decoding.session import EmbeddedSpan, Inputs, Medium, Places
+from edgespec.errors import EdgespecError, MessageFn, UsageError
+from edgespec.llama import backend
+from edgespec.llama.choices import StateRoom
+from edgespec.llama.prompt_states import StateFolder
+from edgespec.platform.closing import Closing
+
+if TYPE_CHECKING:
+    from edgespec.llama.weights import Model
+
+KEPT_BYTES = 256 << 20
+"""Most bytes of rows that are kept of pictures that came before."""
+
+_MARKER = b"<__media__>"
+
+Parts = Sequence[list[int] | EmbeddedSpan]
+
+
+class _Kept(msgspec.Struct):
+    parts: Parts
+    n_bytes: int
+
+
+class Encoder(Closing):
+    """The encoder of one target, loaded with its first picture. Thread-safe."""
+
+    n_encoded = 0
+    """Pictures encoded so far."""
+    seconds = 0.0
+    """Seconds that took."""
+
+    def __init__(
+        self,
+        target: Model,
+        mmproj: str | Path | None,
+        *,
+        n_threads: int,
+        states: StateRoom | None,
+        on_message: MessageFn,
+    ) -> None:
+        """Encode for `target` with the file `mmproj`; None: the one beside it.
+
+        `states`: where rows are kept on disk.
+        """
+        self._target, self._given, self._n_threads = target, mmproj, n_threads
+        self._folder = StateFolder(states, on_message) if states else None
+        self._lock = Lock()
+        self._library: _Library | None = None
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, "images")
+
+    def problem(self) -> str:
+        """Return why the target reads no images here, in one line; "" if it does."""
+        try:
+            self._file()
+            load()
+        except EdgespecError as error:
+            return str(error)
+        return ""
+
+    def _file(self) -> Path:
+        file = find_mmproj(self._target.path, self._given)
+        if file is None:
+            line = (
+                f"no image encoder (mmproj*.gguf) lies beside {self._target.name}: give one by --mmproj FILE"
+            )
+            raise UsageError(line, field="images")
+        return file
+
+    def read(self, medium: Medium, name: str) -> Parts:
+        """Return the tokens around a picture and the spans that stand for it. Raises UsageError."""
+        picture = read_picture(medium if isinstance(medium, bytes) else read_file(medium), name)
+        with self._lock:
+            if self._library is None:
+                self._library = _Library(self._file(), self._target, self._n_threads)
+            if (kept := self._kept.get(picture.digest)) is None:
+                parts = self._library.parts(picture, name, self)
+                n_rows = sum(len(part.ids) for part in parts if isinstance(part, EmbeddedSpan))
+                kept = self._kept[picture.digest] = _Kept(parts, 4 * n_rows * self._target.n_input)
+            self._kept.move_to_end(picture.digest)
+            while len(self._kept) > 1 and sum(one.n_bytes for one in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+        return kept.parts
+
+    def compute(self, rows: _Rows) -> Future[Inputs]:
+        """Begin to compute the rows of a picture, after those that were asked for before."""
+        return self._thread.submit(self._compute, rows)
+
+    def _compute(self, rows: _Rows) -> Inputs:
+        if (made := self._stored(rows)) is None:
+            started = time.perf_counter()
+            made = rows.encode()
+            self.n_encoded += 1
+            self.seconds += time.perf_counter() - started
+            if self._folder:
+                state = (len(made), made.view(np.uint8).reshape(-1))
+                self._folder.write(rows.encoder_key, rows.ids, iter([state]), made.nbytes)
+        return made
+
+    def _stored(self, rows: _Rows) -> Inputs | None:
+        """Return the rows that are kept on disk; None if there are none."""
+        for stored in self._folder.sequences(rows.encoder_key) if self._folder else ():
+            if self._folder and stored.tokens == rows.ids and (states := self._folder.states(stored)):
+                self._folder.touch(stored)
+                return states[0].view(np.float32).reshape(len(rows.ids), -1)
+        return None
+
+    def close(self) -> None:
+        """Free the encoder; what is being computed is waited for."""
+        self._thread.shutdown(cancel_futures=True)
+        self._kept.clear()
+        if self._library:
+            self._library.close()
+
+
+class _Library(Closing):
+    """libmtmd's context for one target."""
+
+    def __init__(self, file: Path, target: Model, n_threads: int) -> None:
+        self.mtmd: Any = load()
+        params = self.mtmd.mtmd_context_params_default()
+        params.use_gpu = params.print_timings = params.warmup = False
+        params.n_threads, params.media_marker = n_threads, _MARKER
+        self.context = backend.create(
+            lambda _: self.mtmd.mtmd_init_from_file(os.fsencode(file), target.handle, params),
+            self.mtmd.mtmd_free,
+        )
+        if self.context is None:
+            raise EdgespecError(f"{file}: llama.cpp cannot load it: {backend.failure_reason()}")
+        self._free = weakref.finalize(self, self.mtmd.mtmd_free, self.context)
+        if not self.mtmd.mtmd_support_vision(self.context):
+            raise EdgespecError(f"{file}: it encodes no images")
+        self.n_embd = target.n_input
+        with file.open("rb") as opened:
+            content = hashlib.file_digest(opened, "sha256").digest()
+        self.key = hashlib.blake2b(content + backend.library_version().encode(), digest_size=8).hexdigest()
+        """A hash of all that the rows depend on."""
+
+    def parts(self, picture: Picture, name: str, encoder: Encoder) -> list[list[int] | EmbeddedSpan]:
+        """Return the tokens around a picture, and its spans. Raises UsageError about `name`."""
+        mtmd = self.mtmd
+        bitmap = mtmd.mtmd_bitmap_init(
+            picture.width,
+            picture.height,
+            (ctypes.c_uint8 * len(picture.pixels)).from_buffer_copy(picture.pixels),
+        )
+        chunks = mtmd.mtmd_input_chunks_init()
+        text = mtmd.mtmd_input_text(_MARKER, len(_MARKER), False, True)
+        owner = _Chunks(chunks, mtmd.mtmd_input_chunks_free)
+        backend.clear_log()
+        code = mtmd.mtmd_tokenize(
+            self.context, chunks, ctypes.byref(text), (mtmd.mtmd_bitmap_p_ctypes * 1)(bitmap), 1
+        )
+        mtmd.mtmd_bitmap_free(bitmap)
+        if code:
+            raise UsageError(f"{name} cannot be encoded: {backend.failure_reason()}", field="images")
+        found: list[list[int] | EmbeddedSpan] = []
+        for i in range(mtmd.mtmd_input_chunks_size(chunks)):
+            chunk = mtmd.mtmd_input_chunks_get(chunks, i)
+            if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
+                n = ctypes.c_size_t()
+                tokens = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(n))
+                found.append(tokens[: n.value])
+                continue
+            n_rows = int(mtmd.mtmd_input_chunk_get_n_tokens(chunk))
+            content = self.key.encode() + picture.digest + i.to_bytes(2, "little")
+            n_positions = int(mtmd.mtmd_input_chunk_get_n_pos(chunk))
+            ids = EmbeddedSpan.ids_of(content, n_rows, n_positions)
+            span = EmbeddedSpan(
+                ids,
+                _Rows(self, encoder, owner, chunk, array("i", ids)).start,
+                self._places(chunk, n_rows) if mtmd.mtmd_decode_use_mrope(self.context) else None,
+                bool(mtmd.mtmd_decode_use_non_causal(self.context, chunk)),
+            )
+            found.append(span)
+        return found
+
+    def _places(self, chunk: int, n_rows: int) -> Places:
+        tokens = self.mtmd.mtmd_input_chunk_get_tokens_image(chunk)
+        place = self.mtmd.mtmd_image_tokens_get_decoder_pos
+        places = [place(tokens, 0, i) for i in range(n_rows)]
+        return np.array([(p.t, p.y, p.x, p.z) for p in places], np.int32).T
+
+    def close(self) -> None:
+        """Free the context; a second call does nothing."""
+        self._free()
+
+
+class _Chunks:
+    """Owns what libmtmd made of a picture."""
+
+    def __init__(self, chunks: int, free: Any) -> None:  # noqa: ANN401 - a function of ctypes
+        weakref.finalize(self, free, chunks)
+
+
+class _Rows:
+    """The rows of a picture, which are computed once, when they are first asked for."""
+
+    def __init__(
+        self, library: _Library, encoder: Encoder, owner: _Chunks, chunk: int, ids: array[int]
+    ) -> None:
+        self._library, self._encoder = library, encoder
+        self._owner: _Chunks | None = owner  # of the chunk, until it is encoded
+        self._chunk, self.ids, self.encoder_key = chunk, ids, library.key
+        self._lock = Lock()
+        self._made: Future[Inputs] | None = None
+
+    def start(self) -> Future[Inputs]:
+        """Begin to compute them, unless that has begun."""
+        with self._lock:
+            if self._made is None:
+                self._made = self._encoder.compute(self)
+            return self._made
+
+    def encode(self) -> Inputs:
+        """Return the rows, shape (n_rows, n_embd). Raises EdgespecError."""
+        mtmd, context = self._library.mtmd, self._library.context
+        if mtmd.mtmd_encode_chunk(context, self._chunk):
+            raise EdgespecError(f"an image could not be encoded: {backend.failure_reason()}")
+        self._owner = None
+        rows = mtmd.mtmd_get_output_embd(context)
+        return np.ctypeslib.as_array(rows, (len(self.ids), self._library.n_embd)).copy()

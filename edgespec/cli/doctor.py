@@ -144,6 +144,14 @@ def _print_speech(speech: Report) -> None:
     print_line("", f"Whisper, for `edgespec transcribe`: {layers} layers, {known}, {words}")
 
 
+def _print_images(images: Report) -> None:
+    if images["file"]:
+        name, size = Path(images["file"]).name, _size(images["bytes"])
+        print_line("", f"images: {name} ({images['projector']}), {size} more once the first comes")
+    if images["problem"]:
+        print_line("", f"images not read here: {images['problem']}")
+
+
 def _print_model(model: Report) -> None:
     from edgespec.engine.capacity import Capacity
     from edgespec.llama.gguf_header import ArchitectureSupport
@@ -162,6 +170,7 @@ def _print_model(model: Report) -> None:
         print_line("", f"keeps a state: drafts of up to {rollback['tokens']} tokens are taken back; {states}")
     elif rollback["by"] != "cells":
         print_line("", f"keeps a state: after a rejected draft its accepted tokens are read again; {states}")
+    _print_images(model["images"])
     if head := model["mtp_head"]:
         print_line("", "its MTP head drafts" if head["drafts"] else f"MTP head not used: {head['reason']}")
     table = Table("type", "packed", "", "not packed", "", box=None, pad_edge=False)

@@ -176,7 +176,7 @@ def _kernels(loaded: Kernels) -> Report:
 
 
 def _model(name: str, path: Path, loaded: Kernels, root: Path, available: int | None) -> Report:
-    unknown = ("error", "architecture", "capacity", "rollback", "mtp_head", "speech")
+    unknown = ("error", "architecture", "capacity", "rollback", "mtp_head", "speech", "images")
     report: Report = {"name": name, "path": str(path), **dict.fromkeys(unknown)}
     report |= {"contexts": {}, "types": [], "unpacked": []}
     try:
@@ -210,6 +210,7 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path, available: int | 
         "capacity": {"parallel": held.parallel, "cache_tokens": held.n_cells, "cache_bytes": held.n_bytes},
         "contexts": fitting_tokens(header, draft, root=root),
         "rollback": rollback,
+        "images": part("images.facts")(path),
         "mtp_head": {"drafts": not reason, "reason": reason} if header.n_nextn else None,
         "types": [*_types(matrices, packed)],
         "unpacked": [

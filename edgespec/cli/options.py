@@ -283,6 +283,12 @@ class Compute(ThreadsAndKernels):
             "q4_0: a quarter, and some models write nonsense; auto: f16, or q8_0 where that does not fit."
         ),
     ] = "f16"
+    mmproj: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="The target's image encoder.", show_default="mmproj*.gguf beside it"
+        ),
+    ] = None
 
     @property
     def rpc_addresses(self) -> tuple[str, ...]:
@@ -292,7 +298,14 @@ class Compute(ThreadsAndKernels):
     def for_text(self, chat_template: str | None) -> str:
         """Return the options that affect a text or its speed, to compare them with a server's."""
         kernels = [os.environ.get(f"EDGESPEC_KERNELS{part}", "").strip().lower() for part in ("", "_ISA")]
-        options = (self.threads, self.kernels, self.cache_type, chat_template, self.rpc_addresses)
+        options = (
+            self.threads,
+            self.kernels,
+            self.cache_type,
+            chat_template,
+            self.rpc_addresses,
+            self.mmproj,
+        )
         return repr((*options, *kernels))
 
     def load_engine(self, options: EngineOptions) -> Engine:
@@ -307,6 +320,7 @@ class Compute(ThreadsAndKernels):
                     kernels=self.kernels,
                     cache_type=self.cache_type,
                     rpc=self.rpc_addresses,
+                    mmproj=self.mmproj,
                     keep_packed=True,
                     on_message=message,
                 )

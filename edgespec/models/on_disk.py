@@ -87,6 +87,12 @@ def model_files(names: Iterable[str]) -> list[str]:
     return [name for name in names if _is_first(name) and "mmproj" not in name.lower()]
 
 
+def is_projector(file: str) -> bool:
+    """Whether a file in a folder or repository is called as image encoders are: mmproj*.gguf."""
+    name = file.rpartition("/")[2].lower()
+    return name.startswith("mmproj") and name.endswith(".gguf")
+
+
 def quantization_in(name: str) -> str:
     """Return the quantization in a file's name in capitals, such as "Q4_K_M"; "" if there is none."""
     found = _QUANTIZATION.findall(name)
@@ -281,10 +287,21 @@ def hub_file(ref: str) -> str:
     repository = hub_repository(ref)
     if repository is None:
         return ref
-    chosen = of_quantization(_files_here(repository), repository.quantization)
+    chosen = of_quantization(model_files(_files_here(repository)), repository.quantization)
     file = chosen[0] if len(chosen) == 1 else _file_there(ref, repository)
     revision = "" if repository.revision == "main" else f"@{repository.revision}"
     return f"hf:{repository.repo}/{file}{revision}"
+
+
+def repository_files(repository: HubRepository, *, ask: bool) -> list[str]:
+    """Return the files of a repository that are here; if that is none of its image encoders and `ask`, all.
+
+    Raises SourceFailure if the hub has to be asked and cannot be.
+    """
+    here = _files_here(repository)
+    if not ask or any(map(is_projector, here)):
+        return here
+    return [*_listed(repository.repo, repository.revision, os.environ.get("HF_ENDPOINT", ""))]
 
 
 def _files_here(repository: HubRepository) -> list[str]:
@@ -294,7 +311,7 @@ def _files_here(repository: HubRepository) -> list[str]:
         snapshot = folder / "snapshots" / commit
         found = _of_snapshot(snapshot, True, [])
         names += [one.path.relative_to(snapshot).as_posix() for one in found if not one.problem]
-    return model_files(dict.fromkeys(names))
+    return [*dict.fromkeys(names)]
 
 
 def _file_there(ref: str, repository: HubRepository) -> str:

@@ -168,6 +168,8 @@ class Entry(_TomlTable, frozen=True):
     """Whether it is a Whisper model, which writes down what is spoken; those that are converted are."""
     mtp: bool = False
     """Whether the file has a head that drafts for it; its header wins."""
+    mmproj: str = ""
+    """Its image encoder: a file, a name here or of the hub; "": one beside it, or in its repository."""
     packed: Annotated[str, _pattern(NAME)] = ""
     """Name of a file that comes with edgespec, which is then its `path`."""
     path: Path | None = None

@@ -163,7 +163,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml install.py llama_cpp.cmake $(C_
 	@$(BIN)/python install.py $(MEANWHILE)
 	@touch $@
 
-$(VENV)/.images: $(VENV)/.installed images.cmake pi/images.py
+$(VENV)/.images: $(VENV)/.installed images.cmake pi/mtmd.cmake pi/images.py
 	$(PIP) install 'edgespec[images]' cmake ninja
 	@$(BIN)/python -m pi.images
 	@touch $@

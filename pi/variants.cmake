@@ -4,12 +4,12 @@
 include(${CMAKE_CURRENT_LIST_DIR}/../llama_cpp.cmake)
 set(LLAVA_BUILD ON) # libmtmd, which reads images; from sources `make images` builds it
 set(MTMD_VIDEO OFF)
+include(${CMAKE_CURRENT_LIST_DIR}/mtmd.cmake)
 
 function(edgespec_add_cpu_variants)
-  foreach(loaded llama mtmd) # by its plain name, which is thus the one that libmtmd asks for
-    set_property(TARGET ${loaded} PROPERTY VERSION)
-    set_property(TARGET ${loaded} PROPERTY SOVERSION)
-  endforeach()
+  set_property(TARGET llama PROPERTY VERSION) # libmtmd asks for it by the name that is in the wheel
+  set_property(TARGET llama PROPERTY SOVERSION)
+  edgespec_change_mtmd(${CMAKE_CURRENT_SOURCE_DIR}/vendor/llama.cpp/tools/mtmd)
   foreach(backend ${GGML_AVAILABLE_BACKENDS})
     if(backend MATCHES "^ggml-cpu-")
       set_property(TARGET ${backend} PROPERTY VERSION)   # loaded by its plain name

@@ -133,7 +133,7 @@ TOWERS: dict[str, Tower] = {
     "gemma4": Tower(
         ARCHITECTURES["gemma4"],
         "gemma4v",
-        {"mm.input_projection.weight": (N_EMBD, _WIDTH), "v.position_embd.weight": (2, 512, _WIDTH)},
+        {"mm.input_projection.weight": (N_EMBD, _WIDTH), "v.position_embd.weight": (2, 1536, _WIDTH)},
         n_patches=0,
         tokens=("<|image>", "<image|>"),
         metadata={"clip.use_gelu": True},

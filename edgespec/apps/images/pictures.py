@@ -24,6 +24,8 @@ MAX_BYTES = 64 << 20
 """Most bytes of a picture's file."""
 MAX_PIXELS = 64_000_000
 """Most pixels: 192 MB once they are decoded."""
+LONGEST = 200
+"""Most times that a side is as long as the other: for longer pictures encoders have no places."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Formats that are read, whatever a file is called. Others have decoders that few have tried to break."""
 
@@ -68,7 +70,7 @@ def read_picture(data: bytes, name: str) -> Picture:
     """Return the picture in the bytes of a file, upright and in RGB: of an animation its first picture.
 
     What is transparent becomes white. `name` is the picture's in errors. Raises UsageError for what is no
-    picture of `FORMATS`, is cut or damaged, or is larger than `MAX_BYTES` or `MAX_PIXELS`.
+    picture of `FORMATS`, is cut or damaged, or exceeds `MAX_BYTES`, `MAX_PIXELS` or `LONGEST`.
     """
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
@@ -81,6 +83,10 @@ def read_picture(data: bytes, name: str) -> Picture:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise _refused(name, f"{width} x {height} pixels; at most {MAX_PIXELS:,} are read")
+            if max(width, height) > LONGEST * min(width, height):
+                raise _refused(
+                    name, f"{width} x {height}: one side is over {LONGEST} times the other; cut it"
+                )
             upright = _in_rgb(ImageOps.exif_transpose(image))
             return Picture(*upright.size, upright.tobytes())
     except UnidentifiedImageError:

@@ -137,6 +137,12 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(size: tuple[int, in
     assert "pixels" in refusal(bomb(*size))
 
 
+def test_a_picture_that_is_a_line_is_refused() -> None:
+    assert read(encoded(Image.new("RGB", (200, 1)), "PNG")).width == 200
+    for size in ((201, 1), (2, 401)):
+        assert "times" in refusal(encoded(Image.new("RGB", size), "PNG"))
+
+
 @pytest.mark.parametrize("form", pictures.FORMATS)
 def test_a_file_that_was_cut_is_refused(form: str) -> None:
     data = encoded(photograph(), form)

@@ -25,10 +25,19 @@ bool repeats_over(const Tensor *small, const Tensor *shape) {
            divides(small->ne[2], shape->ne[2]) && divides(small->ne[3], shape->ne[3]);
 }
 
+// Beside packed weights, those that cannot be packed are plain memory.
+bool is_plain(const Tensor *t, const Ggml &ggml) {
+    const Tensor *whole = t;
+    while (whole->view_src) {
+        whole = whole->view_src;
+    }
+    return ggml.backend_buft_is_host(t->buffer->buft) || (t->buffer->buft == ggml.packed && !can_pack(whole));
+}
+
 bool on_host(const Tensor *op, const Ggml &ggml, int from = 0) {
     for (int i = from; i < 10; i++) {
         const Tensor *src = op->src[i];
-        if (src && src->buffer && !ggml.backend_buft_is_host(src->buffer->buft)) {
+        if (src && src->buffer && !is_plain(src, ggml)) {
             return false;
         }
     }

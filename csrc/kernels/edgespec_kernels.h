@@ -42,6 +42,11 @@ ES_API const char *es_kernels_refusal(void);
 /* Whether weights of models loaded from now on are packed; on at start. */
 ES_API void es_kernels_enable(int on);
 
+/* The device, for a library that is given one. Backends of it that this thread makes have n_threads; their memory is
+ * ordinary, or weights' while this thread asks for that. */
+ES_API void *es_kernels_device(int n_threads);
+ES_API void es_kernels_ask_for_weights(int on);
+
 /* Let the next buffer of packed weights that has `size` bytes be a private map of those of a file from `offset` on, a
  * multiple of 2 MiB: what packing gave before, of the same tensors at the same places (`es_packed`). fd < 0: no longer. */
 ES_API void es_kernels_map(int fd, int64_t offset, int64_t size);

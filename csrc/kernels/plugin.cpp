@@ -177,9 +177,18 @@ bool twin_supports_op(Device *device, const Tensor *op) {
         context.packed_model.store(true, std::memory_order_relaxed);
         return true;
     }
-    return context.packed_model.load(std::memory_order_relaxed) ? can_run(op, plugin().ggml) : op->op == OP_NONE;
+    const Tensor *whole = op->view_src;
+    const bool of_weights = whole && whole->buffer && whole->buffer->buft == &plugin().buffer_type;
+    return context.packed_model.load(std::memory_order_relaxed) ? can_run(op, plugin().ggml) : op->op == OP_NONE || of_weights;
 }
-BufferType *twin_buffer_type(Device *) { return plugin().ggml.backend_cpu_buffer_type(); }
+// Whether this thread asks for weights' memory: an encoder that gets one device for all asks the twin for both.
+thread_local bool asks_for_weights = false;
+BufferType *twin_buffer_type(Device *) {
+    return asks_for_weights ? &plugin().buffer_type : plugin().ggml.backend_cpu_buffer_type();
+}
+
+// Threads of backends that this thread makes, until they are told otherwise: an encoder tells only the CPU's.
+thread_local int lent_threads = 1;
 
 Backend *init_backend(Device *, const char *) {
     static uint8_t guid[16] = {0xed, 0x9e, 0x5b, 0xec, 0x4b, 0x1f, 0x4e, 0x0a, 0x9c, 0x33, 0x60, 0x52, 0xd7, 0x18, 0xa5, 0x2c};
@@ -187,6 +196,7 @@ Backend *init_backend(Device *, const char *) {
     if (!context) {
         return nullptr;
     }
+    context->executor.n_threads = lent_threads;
     context->twin = plugin().device;
     context->twin.get_buffer_type = twin_buffer_type;
     context->twin.supports_op = twin_supports_op;
@@ -386,6 +396,11 @@ int es_kernels_set_prefetch(es_prefetch chosen) {
 const char *es_kernels_refusal() { return plugin().refusal.c_str(); }
 
 void es_kernels_want_logits(int64_t n) { wanted_logits = n; }
+void *es_kernels_device(int n_threads) {
+    lent_threads = std::max(1, n_threads);
+    return &plugin().device;
+}
+void es_kernels_ask_for_weights(int on) { asks_for_weights = on != 0; }
 void es_kernels_enable(int on) { plugin().enabled.store(on != 0); }
 void es_kernels_map(int fd, int64_t offset, int64_t size) { plugin().file = {fd, offset, size}; }
 

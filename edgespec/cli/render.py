@@ -310,6 +310,8 @@ def _full_stats(result: Result, ending: str) -> None:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in stats.time_shares.items())
         began = f"; drafting began after {stats.draft_prefill_s:.2f} s" if stats.n_drafted else ""
         _line("time", shares + began)
+    if stats.embed_s:
+        _line("images", f"encoded in {stats.embed_s:.2f} s")
     _line("memory", f"{stats.peak_rss_bytes / 2**30:.2f} GiB at the peak")
     _line("models", result.target + (f", drafted by {result.draft}" if result.draft else ", alone"))
     _line("kernels", result.kernels)

@@ -587,7 +587,7 @@ class Generation(Loop):
             first = Step((token,), logprobs=self._logprobs(rows, [token]))
             self._emit([token])
         self.mark("prefill")
-        self.tally.prefill_s += time.perf_counter() - (self._began or 0.0)
+        self.tally.prefill_s += time.perf_counter() - (self._began or 0.0) - self.tally.embed_s
         return first
 
     def _end_step(self, tree: Tree, part: Forward, result: ForwardResult) -> Step:

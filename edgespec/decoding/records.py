@@ -103,6 +103,7 @@ class Tally(msgspec.Struct):
     n_drafted: int = 0
     n_emitted: int = 0
     prefill_s: float = 0.0
+    embed_s: float = 0.0
     draft_prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -147,6 +148,8 @@ class Stats(msgspec.Struct, frozen=True):
     """Element i: of the steps that drafted more than i positions, the share that accepted more than i."""
     prefill_s: float
     """Time in which the target read the prompt."""
+    embed_s: float
+    """Time in which the prompt waited for the rows of its images."""
     draft_prefill_s: float
     """Time in which the draft model read the prompt."""
     draft_s: float
@@ -220,6 +223,7 @@ def summarise(
         histogram=tuple((*outcome, count) for outcome, count in sorted(tally.steps.items())),
         acceptance_by_position=found.acceptance_by_position,
         prefill_s=tally.prefill_s,
+        embed_s=tally.embed_s,
         draft_prefill_s=tally.draft_prefill_s,
         draft_s=tally.draft_s,
         verify_s=tally.verify_s,

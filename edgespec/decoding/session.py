@@ -86,8 +86,9 @@ Medium: TypeAlias = "bytes | str | Path"
 class MediaEncoder(Protocol):
     """Turns media into parts of a target's prompts."""
 
+    @property
     def problem(self) -> str:
-        """Return why it reads nothing here, in one line; "" if it does."""
+        """Why it reads nothing here, in one line; "" if it does."""
 
     def read(self, medium: Medium, name: str) -> Sequence[list[int] | EmbeddedSpan]:
         """Return the parts that stand for `medium`: tokens and spans. Raises UsageError about `name`."""

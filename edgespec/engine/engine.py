@@ -567,8 +567,6 @@ class Engine(Closing):
     ) -> list[int]:
         if not media:
             return tokenize(text, True)
-        if problem := self.media_problem():
-            raise UsageError(problem, field="images")
         parts = split_at_media(text)
         if len(parts) != len(media) + 1:
             problem = f"the chat template writes {len(parts) - 1} of {len(media)}"
@@ -595,8 +593,8 @@ class Engine(Closing):
         return encoder
 
     def media_problem(self) -> str:
-        """Return why the target reads no images here, in one line; "" if it does."""
-        return self._encoder.problem()
+        """Return why the target reads no images here, in one line; "" if it does. Nothing is pulled."""
+        return self._encoder.problem
 
     def has_room(self, prompt: Sequence[int] | int, n_predict: int | None) -> bool:
         """Whether a text of these tokens (or that many), and `n_predict` to come, can begin now.

@@ -74,6 +74,10 @@ class Plugin:
             self._set_prefetch = library.es_kernels_set_prefetch
             self._refusal = library.es_kernels_refusal
             self._enable = library.es_kernels_enable
+            self._device, self._ask_for_weights = (
+                library.es_kernels_device,
+                library.es_kernels_ask_for_weights,
+            )
             self._map = library.es_kernels_map
             self._want_logits = library.es_kernels_want_logits
             self._keep_hidden = library.es_kernels_keep_hidden
@@ -86,6 +90,8 @@ class Plugin:
         self._set_isa.argtypes = (ctypes.c_char_p,)
         self._set_prefetch.argtypes = (CPrefetch,)
         self._enable.argtypes, self._enable.restype = (ctypes.c_int,), None
+        self._device.argtypes, self._device.restype = (ctypes.c_int,), ctypes.c_void_p
+        self._ask_for_weights.argtypes, self._ask_for_weights.restype = (ctypes.c_int,), None
         self._map.argtypes, self._map.restype = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64), None
         self._want_logits.argtypes, self._want_logits.restype = (ctypes.c_int64,), None
         self._keep_hidden.argtypes = (ctypes.c_void_p,)
@@ -118,6 +124,14 @@ class Plugin:
     def enable(self, on: bool) -> None:
         """Set whether models loaded from now on are packed."""
         self._enable(int(on))
+
+    def device(self, n_threads: int) -> int:
+        """Return ggml's pointer to the device, for a library that makes a backend of it on this thread."""
+        return int(self._device(n_threads))
+
+    def ask_for_weights(self, on: bool) -> None:
+        """Set whether the device's memory is that of weights, which it packs, for what this thread asks."""
+        self._ask_for_weights(int(on))
 
     @contextmanager
     def mapping(self, file: int, offset: int, size: int) -> Iterator[None]:

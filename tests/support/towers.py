@@ -149,13 +149,18 @@ TOWERS: dict[str, Tower] = {
 }
 
 
-def write_tower(kind: str, folder: Path, *, seed: int = 1, width: int = N_EMBD) -> tuple[Path, Path]:
+def write_tower(
+    kind: str, folder: Path, *, seed: int = 1, width: int = N_EMBD, weights_type: str = "f32"
+) -> tuple[Path, Path]:
     """Write a text model and its mmproj of one of the TOWERS into `folder`, and return both paths.
 
     The same arguments write the same bytes. With another `width` than the text model's they do not fit.
+    `weights_type`: of the matrices of the text model, and of the mmproj's layers.
     """
     tower = TOWERS[kind]
-    target = make_tiny(tower.text, folder / f"{kind}.gguf", seed=seed, tokens=tower.tokens)
+    target = make_tiny(
+        tower.text, folder / f"{kind}.gguf", seed=seed, tokens=tower.tokens, weights_type=weights_type
+    )
     path = folder / f"mmproj-{kind}.gguf"
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type("mmproj")
@@ -181,7 +186,12 @@ def write_tower(kind: str, folder: Path, *, seed: int = 1, width: int = N_EMBD) 
     for name, shape in _shapes(tower).items():
         rng = np.random.default_rng((seed, *name.encode()))
         own = tuple(width if size == N_EMBD else size for size in shape)
-        writer.add_tensor(name, _weights(name, own, rng))
+        weights = _weights(name, own, rng)
+        if weights_type != "f32" and name.startswith("v.blk.") and len(own) == 2 and not own[1] % 32:
+            of = gguf.GGMLQuantizationType[weights_type.upper()]
+            writer.add_tensor(name, gguf.quants.quantize(weights, of), raw_dtype=of)
+        else:
+            writer.add_tensor(name, weights)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -16,6 +16,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,13 @@ import msgspec
 import numpy as np
 
 from edgespec.apps.images.library import load
-from edgespec.apps.images.mmproj import find_mmproj
+from edgespec.apps.images.mmproj import facts, find_mmproj
 from edgespec.apps.images.pictures import Picture, read_file, read_picture
 from edgespec.decoding.session import EmbeddedSpan, Inputs, Medium, Places
 from edgespec.errors import EdgespecError, MessageFn, UsageError
 from edgespec.llama import backend
 from edgespec.llama.choices import StateRoom
+from edgespec.llama.kernels import STOCK, packing
 from edgespec.llama.prompt_states import StateFolder
 from edgespec.platform.closing import Closing
 
@@ -77,17 +79,18 @@ class Encoder(Closing):
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "images")
 
+    @cached_property
     def problem(self) -> str:
-        """Return why the target reads no images here, in one line; "" if it does."""
+        """Why the target reads no images here, in one line; "" if it does."""
         try:
-            self._file()
+            self._file(pull_missing=False)
             load()
         except EdgespecError as error:
             return str(error)
         return ""
 
-    def _file(self) -> Path:
-        file = find_mmproj(self._target.path, self._given)
+    def _file(self, *, pull_missing: bool = True) -> Path:
+        file = find_mmproj(self._target.path, self._given, pull_missing=pull_missing)
         if file is None:
             line = (
                 f"no image encoder (mmproj*.gguf) lies beside {self._target.name}: give one by --mmproj FILE"
@@ -100,7 +103,10 @@ class Encoder(Closing):
         picture = read_picture(medium if isinstance(medium, bytes) else read_file(medium), name)
         with self._lock:
             if self._library is None:
-                self._library = _Library(self._file(), self._target, self._n_threads)
+                try:
+                    self._library = _Library(self._file(), self._target, self._n_threads)
+                except EdgespecError as error:
+                    raise UsageError(str(error), field="images") from error
             if (kept := self._kept.get(picture.digest)) is None:
                 parts = self._library.parts(picture, name, self)
                 n_rows = sum(len(part.ids) for part in parts if isinstance(part, EmbeddedSpan))
@@ -149,10 +155,22 @@ class _Library(Closing):
         params = self.mtmd.mtmd_context_params_default()
         params.use_gpu = params.print_timings = params.warmup = False
         params.n_threads, params.media_marker = n_threads, _MARKER
-        self.context = backend.create(
-            lambda _: self.mtmd.mtmd_init_from_file(os.fsencode(file), target.handle, params),
-            self.mtmd.mtmd_free,
-        )
+        kernels = STOCK
+        wanted = target.uses_kernels and facts(file).is_quantized
+        with packing(wanted):
+            if plugin := target.plugin if wanted else None:
+                kernels, params.use_gpu, params.device = plugin.isa, True, plugin.device(n_threads)
+
+            def progressed(progress: float, _data: object) -> bool:
+                if plugin:
+                    plugin.ask_for_weights(progress == 0.0)  # what is asked for next is their memory
+                return True
+
+            params.progress_callback = self.mtmd.mtmd_progress_callback(progressed)
+            self.context = backend.create(
+                lambda _: self.mtmd.mtmd_init_from_file(os.fsencode(file), target.handle, params),
+                self.mtmd.mtmd_free,
+            )
         if self.context is None:
             raise EdgespecError(f"{file}: llama.cpp cannot load it: {backend.failure_reason()}")
         self._free = weakref.finalize(self, self.mtmd.mtmd_free, self.context)
@@ -161,7 +179,9 @@ class _Library(Closing):
         self.n_embd = target.n_input
         with file.open("rb") as opened:
             content = hashlib.file_digest(opened, "sha256").digest()
-        self.key = hashlib.blake2b(content + backend.library_version().encode(), digest_size=8).hexdigest()
+        self.key = hashlib.blake2b(
+            content + kernels.encode() + backend.library_version().encode(), digest_size=8
+        ).hexdigest()
         """A hash of all that the rows depend on."""
 
     def parts(self, picture: Picture, name: str, encoder: Encoder) -> list[list[int] | EmbeddedSpan]:

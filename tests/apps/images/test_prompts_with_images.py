@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from array import array
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from edgespec.apps.bench.measure import encode_images
+from edgespec.apps.bench.suites import load_suite
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.session import EmbeddedSpan, folded_spans
 from edgespec.engine.engine import Engine
@@ -136,6 +139,19 @@ def test_quantized_encoders_run_on_our_kernels(kind, tmp_path):
                 assert plugin_packed() - start - n_own >= 6, "of the matrices of two layers"
     ours, stock = rows["auto"], rows["off"]
     assert np.abs(ours - stock).max() < 0.05 * np.abs(stock).max()
+
+
+def test_bench_tells_the_seconds_of_encoding_apart(target, tmp_path):
+    (tmp_path / "photo.png").write_bytes(picture(1))
+    line = {"question_id": 1, "category": "signs", "turns": ["What does it say?"], "images": ["photo.png"]}
+    (tmp_path / "suite.jsonl").write_text(json.dumps(line))
+    (prompt,) = load_suite(str(tmp_path / "suite.jsonl")).prompts
+    with engine(target) as one:
+        assert encode_images(one, [prompt]).startswith("1 images, encoded in ")
+        n_encoded = one._encoder.n_encoded
+        assert n_encoded
+        one.generate(prompt.text, images=prompt.images, n_predict=4)
+        assert one._encoder.n_encoded == n_encoded
 
 
 def test_ids_say_where_a_span_lies():

@@ -120,6 +120,8 @@ def bench_command(
         raise UsageError(
             f"--draft and --variants {measuring.variants.variants} contradict each other: choose one"
         )
+    if peer.peer and any(prompt.images for prompt in suite.prompts):
+        raise UsageError("is asked about text alone: leave it out for prompts with images", field="peer")
     writes = any(variant.cascade for variant in settings.variants)
     meter = choose_meter(assume_watts=assume_watts, on_message=message)
     names = models.choose(drafter, compute, writes=writes)
@@ -166,11 +168,13 @@ def _measure(
     """
     from edgespec.apps.bench.commands.report import write_results
     from edgespec.apps.bench.machine import MachineWatch
-    from edgespec.apps.bench.measure import BenchControl, LlamaCpp, fitting, measure
+    from edgespec.apps.bench.measure import BenchControl, LlamaCpp, encode_images, fitting, measure
 
     models = _models(engine, [peer.draft for peer in peers if isinstance(peer, LlamaCpp)])
     watch = MachineWatch(n_threads=engine.n_threads)
     prompts, warnings = fitting(engine, suite.interleaved(), settings.n_predict)
+    if encoded := encode_images(engine, prompts):
+        message(encoded)
     runs: list[Run] = []
 
     def on_run(run: Run) -> None:

@@ -14,8 +14,8 @@ from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import (
     OUTPUT,
     PROMPT,
+    AnyCompute,
     ChatTemplateOption,
-    ComputeOnNodes,
     DraftingOptions,
     ModelFirst,
     Sampling,
@@ -49,7 +49,7 @@ class ChatLength:
         typer.Option("--ctx", "-c", min=1, help="Context in tokens.", show_default="the model's, in memory"),
     ] = None
     states: StateOptions
-    compute: ComputeOnNodes
+    compute: AnyCompute
 
 
 @option_group(PROMPT)

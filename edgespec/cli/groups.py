@@ -37,6 +37,7 @@ EXCLUSIVE = (
     *(("--continue", "--no-cache"), ("--no-cache", "--state-dir")),
     *(("--grammar", "--json-schema"), ("--grammar", "--regex"), ("--json-schema", "--regex")),
     *((name, "--mode cascade") for name in ("--grammar", "--json-schema", "--regex", "--drafter draftless")),
+    ("--lora", "--ray"),
     *(("--draft", "--drafter draftless"), ("--draft", "--drafter mtp")),
     *(("--drafter own", name) for name in ("--gamma", "--objective energy", "--explain", "--ray")),
     *(("--problems", "--no-accuracy"), ("--text", "--no-accuracy")),
@@ -122,7 +123,8 @@ def as_words(group: Any) -> Iterator[str]:  # noqa: ANN401 - an option group
             option = next(one for one in get_args(hints[field.name]) if isinstance(one, OptionInfo))
             names = [name for name in option.param_decls or () if name.startswith("--")]
             name = names[0] if names else f"--{field.name.replace('_', '-')}"
-            yield name if value is True else f"{name}={value}"
+            for one in value if isinstance(value, list) else (value,):
+                yield name if one is True else f"{name}={one}"
 
 
 def flat_options(group: type) -> Iterator[tuple[str, Any, OptionInfo]]:

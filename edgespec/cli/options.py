@@ -321,10 +321,18 @@ class Compute(ThreadsAndKernels):
                     cache_type=self.cache_type,
                     rpc=self.rpc_addresses,
                     mmproj=self.mmproj,
+                    lora=getattr(self, "lora", None) or (),
                     keep_packed=True,
                     on_message=message,
                 )
             )
+
+
+@option_group()
+class ComputeAdapted(Compute):
+    """Threads, kernels, and adapters of the target."""
+
+    lora: Annotated[list[str] | None, listed("lora")] = None
 
 
 @option_group(NODES)
@@ -345,6 +353,11 @@ class ComputeOnNodes(Compute):
         from edgespec.llama.choices import read_addresses
 
         return read_addresses(self.rpc) if self.rpc is not None else ()
+
+
+@option_group()
+class AnyCompute(ComputeOnNodes, ComputeAdapted):
+    """Threads, kernels, nodes and adapters."""
 
 
 @option_group()
@@ -379,7 +392,7 @@ class SharedModels:
         ),
     ] = None
     chat_template: ChatTemplateOption = None
-    compute: Compute
+    compute: ComputeAdapted
 
 
 @option_group("Sampling (defaults and meaning as in llama.cpp)")

@@ -18,8 +18,8 @@ from edgespec.cli.options import (
     LOSSY,
     OUTPUT,
     PROMPT,
+    AnyCompute,
     ChatTemplateOption,
-    ComputeOnNodes,
     DraftingOptions,
     EnergyOption,
     Explanation,
@@ -36,7 +36,7 @@ from edgespec.decoding.choices import Objective, Rule, is_plugin
 from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.registry import load_registry
-from edgespec.models.resolve import model_named
+from edgespec.models.resolve import ModelRef, model_named
 from edgespec.platform.kept import SERVERS
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class RunLength:
             show_default="what is needed; without -n the prompt and 4096, or fewer that fit in memory",
         ),
     ] = None
-    compute: ComputeOnNodes
+    compute: AnyCompute
     here: Annotated[
         bool,
         typer.Option("--here", help="Load the models, even if `edgespec serve` runs with them."),
@@ -490,10 +490,12 @@ def _served(
 ) -> ServedStream | None:
     """Ask a running server of the same user and models; None if none can answer this."""
     from edgespec.cli.served import ask_server, find_server
-    from edgespec.engine.model_choice import choose_models
+    from edgespec.engine.model_choice import adapters_of, choose_models
 
     drafter, names = drafting.chosen(), models.names()
     target, _ = choose_models(names[0], None, "none")  # no draft is looked for
+    if adapters_of(ModelRef(target), length.compute.lora or ()):
+        return None
     loading = length.compute.for_text(prompt.chat_template)
     server = find_server(target, names[1], drafter, loading, kept=drafting.cache)
     return ask_server(server, request) if server else None

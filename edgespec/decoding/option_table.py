@@ -165,6 +165,11 @@ GENERATION: Mapping[str, Option] = {
         default="1: exact",
         request="-",
     ),
+    "lora": Option(
+        help="LoRA adapter of the target; may be repeated. Requests scale each by its number.",
+        metavar="FILE[:SCALE]",
+        default="scale 1",
+    ),
     "n_logprobs": Option(
         help="Likeliest tokens whose logarithms of probabilities come beside each token's own.",
         limits=(0, MAX_LOGPROBS),

@@ -11,7 +11,7 @@ from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter, 
 from edgespec.decoding.option_table import GENERATION, check_fields
 from edgespec.decoding.records import Token
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.errors import UsageError, check_choice, check_text, kind_of
+from edgespec.errors import UsageError, check_choice, check_number, check_text, kind_of, whole_number
 
 if TYPE_CHECKING:  # not at run time: a way to a server loads neither numpy nor llama.cpp
     from edgespec.decoding.grammars import Grammar
@@ -97,6 +97,8 @@ class Options:
     """A drafted token is accepted at this share of the probability that exactness asks for; 1 is exact."""
     grammar: Grammar | None = None
     """The grammar that the text must match (docs/structured.md)."""
+    lora: Mapping[int, float] | None = None
+    """Scales of the engine's adapters by number, those left out 0; None: as the engine was given them."""
     n_logprobs: int | None = None
     """Report the logarithm of each token's unfiltered probability under the target, and those of this many
     likeliest tokens; None: no logarithms."""
@@ -113,6 +115,9 @@ class Options:
         check_fields(self, {name: row for name, row in GENERATION.items() if name not in left_out})
         if not isinstance(self.params, SamplingParams):
             raise UsageError("must be SamplingParams", field="params", value=self.params)
+        for number, scale in (self.lora or {}).items():
+            whole_number("lora", number)
+            check_number("lora", scale)
         self._check_words()
         self._check_modes()
 
@@ -203,5 +208,6 @@ class OptionKeywords(TypedDict, total=False):
     cascade: WakePolicy | None
     lenience: float
     grammar: Grammar | None
+    lora: Mapping[int, float] | None
     n_logprobs: int | None
     prompt_logprobs: bool

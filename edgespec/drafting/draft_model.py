@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from edgespec.decoding.session import Forward, ForwardResult, ModelSession, Rows, TargetFeatures, n_common
 from edgespec.errors import LogitsOf
+from edgespec.llama.choices import AdapterSet
 
 
 class DraftSession(ModelSession, Protocol):
@@ -60,6 +61,7 @@ class DraftModel:
     """Its temperature over the target's, where tokens are sampled."""
     features: TargetFeatures | None = None
     """The target's hidden states, where it is a head that reads them."""
+    _adapters: AdapterSet = ()  # with which the target has made its states
     sequences: DraftSessions | None = None
     """The pool of its session; a sequence that begins like an earlier one need not be read again."""
 
@@ -113,6 +115,13 @@ class DraftModel:
 
     def join(self, target: ModelSession) -> None:
         """Draft for this session of the target from now on."""
+
+    def adapt(self, adapters: AdapterSet) -> None:
+        """Forget what came from hidden states of the target, unless it made them with these adapters."""
+        if self.features and adapters != self._adapters:
+            self.begin()
+            self.features.begin(())
+        self._adapters = adapters
 
     def rest(self) -> None:
         """Keep a finished sequence, for others with the same prefix."""

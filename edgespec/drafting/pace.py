@@ -567,6 +567,7 @@ class BatchPace:
 # ---- what an engine has learned ----
 
 _NAMES = {True: "greedy", False: "sampled"}
+_MOST_TABLES = 32  # those of other sets of adapters make room
 
 
 class Learned:
@@ -606,12 +607,12 @@ class Learned:
         self._costs = self._joules(profile) if self._in_joules else self.clocks
         self.records: dict[object, Any] = {}
         """By a user's drafter, what is known of it (plugin.py)."""
-        self._running: dict[Pace, bool] = {}  # whether it is greedy
-        self._acceptance = {greedy: AcceptanceTables() for greedy in _NAMES}
-        for greedy, name in _NAMES.items():
-            stored = profile.acceptance.get(name) if profile else None
-            if isinstance(stored, dict):
-                self._acceptance[greedy].restore(stored)
+        self._running: dict[Pace, AcceptanceTables] = {}
+        stored = profile.acceptance if profile else {}
+        self._acceptance = {name: AcceptanceTables() for name in (*_NAMES.values(), *stored)}
+        for name, tables in self._acceptance.items():
+            if isinstance(known := stored.get(name), dict):
+                tables.restore(known)
 
     def _clock(self, model: Model, stored: CostCurve | None) -> PassCosts:
         curve = stored or guessed_curve(model.header.file_bytes, own_kernels=model.uses_kernels)
@@ -632,21 +633,23 @@ class Learned:
         of_draft = self._draft_costs(profile.draft).times(draft) if draft and profile.draft else None
         return Clocks(PassCosts(profile.target.times(target)), PassCosts(of_draft) if of_draft else None)
 
-    def pace(self, policy: Policy, *, greedy: bool, gamma: int | None = None) -> Pace:
+    def pace(self, policy: Policy, *, greedy: bool, gamma: int | None = None, adapters: str = "") -> Pace:
         """Return the pace of one text, until `ended`; it learns in tables of its own.
 
-        `gamma`: tokens drafted in every step; None: as many as pay.
+        `gamma`: tokens drafted in every step; None: as many as pay. `adapters`: the key of its set.
         """
-        acceptance = deepcopy(self._acceptance[greedy])
-        pace = Pace(policy, self._costs, acceptance, gamma=gamma, in_joules=self._in_joules)
-        self._running[pace] = greedy
+        name = f"{_NAMES[greedy]} {adapters}".strip()
+        tables = self._acceptance.setdefault(name, AcceptanceTables())
+        if len(self._acceptance) > _MOST_TABLES:
+            del self._acceptance[next(name for name in self._acceptance if name not in _NAMES.values())]
+        pace = Pace(policy, self._costs, deepcopy(tables), gamma=gamma, in_joules=self._in_joules)
+        self._running[pace] = tables
         return pace
 
     def ended(self, pace: Pace) -> None:
         """Keep what a text has learned: the next one begins with the newest of each table."""
-        greedy = self._running.pop(pace, None)
-        if greedy is not None:
-            self._acceptance[greedy].merge(pace.acceptance)
+        if tables := self._running.pop(pace, None):
+            tables.merge(pace.acceptance)
 
     def store(self, on_message: Callable[[str], None]) -> None:
         """Store what was learned, if passes were timed."""
@@ -657,6 +660,6 @@ class Learned:
             self._key,
             TimedCurve(target.curve(), target.n_observed),
             TimedCurve(draft.curve(), draft.n_observed) if draft else None,
-            {name: self._acceptance[greedy].as_json() for greedy, name in _NAMES.items()},
+            {name: tables.as_json() for name, tables in self._acceptance.items()},
             on_message=on_message,
         )

@@ -1,7 +1,8 @@
 """Rejected places: where a head's draft was not what the target wrote, kept on disk for the next training.
 
     cache_root()/rejected/                          0700
-        texts.db                          0600      all targets' texts, each under the SHA-256 of its file
+        texts.db                          0600      all targets' texts, each under the SHA-256 of its file, or
+                                                    with adapters under one of both
 
 A file has the form of a history (history.py). A record is a text with at least one place, as int32:
 
@@ -15,6 +16,7 @@ reached by its own tokens; those after it in that draft were never tested.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import msgspec
@@ -118,10 +120,16 @@ class RejectedPlaces:
 
         `max_words`: their bound; the oldest go first. `on_message` takes lines that the user should know.
         """
+        self._target, self._on_message = target_sha256, on_message
         self._file = History(
             f"target-{target_sha256[:16]}", kept=REJECTED, max_tokens=max_words, on_message=on_message
         )
         self.path = self._file.path
+
+    def of(self, adapters: str) -> RejectedPlaces:
+        """Return those of the target with a set of adapters, by its key; "" stands for none."""
+        both = hashlib.sha256((self._target + adapters).encode()).hexdigest() if adapters else self._target
+        return RejectedPlaces(both, max_words=self._file.max_tokens, on_message=self._on_message)
 
     def append(self, text: RejectedText) -> None:
         """Store a text, unless it is larger than the whole file may be. A failure is one line."""

@@ -141,13 +141,13 @@ class EarlierTexts:
         self._report()
         return self.suffix
 
-    def add(self, tokens: list[int], rejected: RejectedText | None) -> None:
-        """Add a document to the history, and the places of its rejected drafts, if these are kept."""
+    def add(self, tokens: list[int], rejected: RejectedText | None, adapters: str = "") -> None:
+        """Add a document to the history, and its rejected drafts to those of the set `adapters`, if kept."""
         if self._history and tokens:
             self._history.append(np.asarray(tokens, np.int32))
             self._report()
         if self.rejected and rejected:
-            self.rejected.append(rejected)
+            self.rejected.of(adapters).append(rejected)
 
     def _report(self) -> None:
         while self._lines:

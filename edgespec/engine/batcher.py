@@ -10,6 +10,7 @@ Nobody is starved:
   out are first in the next;
 - a quarter of the tokens prefilled in a pass belongs to the prompt that has waited longest; the rest goes to
   the prompts with the fewest tokens left, so that a short question need not wait for a long document;
+- requests with different LoRA adapters cannot share a pass: each set of adapters has its turn, for a while;
 - if the cache becomes full, the request that came last is preempted: its slots are freed, and it is prefilled
   again and resumes when there is room. The request that came first is never preempted.
 """
@@ -31,6 +32,7 @@ from edgespec.drafting.pace import BatchPace, Pace, Writer
 from edgespec.drafting.profile import N_MAX, Clocks
 from edgespec.drafting.tree_drafter import TreeDrafter, draft_together
 from edgespec.engine.stream import Stream
+from edgespec.llama.choices import AdapterSet
 from edgespec.llama.sequence_pool import SequencePool
 
 Made = TypeVar("Made")
@@ -38,6 +40,7 @@ Made = TypeVar("Made")
 _OLDEST_SHARE = 4  # a quarter of what is prefilled in a pass
 _LEAST_READ = 16  # tokens: one after the other costs more than together
 _FIRST_READ = 128  # tokens of the first pass that only reads
+_TURN_S = 0.25  # seconds: the library prepares anew for each change of adapters
 _READ_S = 0.5  # seconds of a pass that only reads: it can be told how far a prompt is, and others begin
 
 
@@ -50,6 +53,7 @@ class BatchedRequest(msgspec.Struct, eq=False):
 
     generation: Generation
     stream: Stream
+    adapters: AdapterSet = ()
     pace: Pace | None = None
     """What decides how much is drafted; None for a request that is decoded plainly."""
     is_preempted: bool = False
@@ -90,6 +94,8 @@ class Batcher:
         self._requests: list[BatchedRequest] = []  # in the order they came
         self._late: list[BatchedRequest] = []  # left out of the last pass
         self._read_rows = False  # in the last pass, which others wait for
+        self._turn: AdapterSet = ()  # of requests with these adapters
+        self._turn_ends = 0.0
         self._pace = BatchPace(clocks)
         model = sequences.cache.model
         # Only with edgespec's kernels are the logits the same in passes of any length.
@@ -115,14 +121,16 @@ class Batcher:
 
     def step(self) -> None:
         """Run one pass of the target. Raises KeyboardInterrupt if interrupted; a later call resumes."""
-        started, writing = time.perf_counter(), [(r, len(r.generation.tokens)) for r in self._requests]
+        started = time.perf_counter()
         self.last = StepSummary()
         self._resume()
-        for request in list(self._requests):
+        self._choose_turn(started)
+        writing = [(request, len(request.generation.tokens)) for request in self._active]
+        for request in self._active:
             self._guard(request, request.begin_step)
         self._share()
         self._draft()
-        running = [r for r in self._requests if not r.is_preempted]
+        running = [r for r in self._active if not r.is_preempted]
         ready = [r for r in running if not r.generation.is_waiting] or running[:1]
         if parts := self._make_room(self._in_one_pass(self._parts(ready))):
             self._end_pass(parts, forward_together([part for _, part in parts]))
@@ -130,6 +138,21 @@ class Batcher:
             n_made = sum(len(request.generation.tokens) - n for request, n in writing)
             n_past = sum(n for _, n in writing) // len(writing)
             self._pace.learn(self.last.n_requests, n_made, time.perf_counter() - started, n_past)
+
+    @property
+    def _active(self) -> list[BatchedRequest]:
+        """The requests whose turn it is, in the order they came."""
+        return [request for request in self._requests if request.adapters == self._turn]
+
+    def _choose_turn(self, now: float) -> None:
+        """Go on to the next set of adapters, in the order of the oldest requests, if the turn is over."""
+        running = [request for request in self._requests if not request.is_preempted]
+        ready = [request for request in running if not request.generation.is_waiting] or running
+        sets = [*dict.fromkeys(request.adapters for request in ready)]
+        is_there = self._turn in sets
+        if sets and (now >= self._turn_ends or not is_there):
+            self._turn = sets[(sets.index(self._turn) + 1) % len(sets) if is_there else 0]
+            self._turn_ends = now + _TURN_S
 
     def _resume(self) -> None:
         """Resume preempted requests while there is room, the oldest first."""
@@ -158,7 +181,7 @@ class Batcher:
     def _draft(self) -> None:
         """Draft for all requests whose next step begins."""
         drafters: list[TreeDrafter] = []
-        for request in list(self._requests):
+        for request in self._active:
             drafter, generation = request.drafter, request.generation
             if drafter and generation.wants_draft and not request.is_preempted:
                 self._guard(request, partial(_start_draft, drafter, generation))
@@ -168,8 +191,8 @@ class Batcher:
 
     def _share(self) -> None:
         """Give the pace of each request the others' parts of the next pass."""
-        writers = [request for request in self._requests if not request.is_reading]
-        reading = [request.n_pending for request in self._requests if request.is_reading]
+        writers = [request for request in self._active if not request.is_reading]
+        reading = [request.n_pending for request in self._active if request.is_reading]
         shares = [Writer(request.pace, request.n_pending, request.n_past) for request in writers]
         self._pace.share(shares, len(reading), min(PREFILL_CHUNK, sum(reading)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial, update_wrapper
 from typing import Concatenate, ParamSpec, Self, Unpack
@@ -32,6 +32,7 @@ from edgespec.engine.pair import Pair, Plan, make_plan
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, check_text
 from edgespec.llama.chat_template import Thinking, joined_parts
+from edgespec.llama.choices import AdapterSet, Lora
 from edgespec.llama.control_names import split_at_media
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
@@ -71,8 +72,9 @@ class RequestRunner:
         self._knowledge = knowledge
         self._earlier_texts = earlier_texts
         self._lock, self._on_message = lock, pair.options.on_message
+        self._key = pair.target.adapters.key
         self._running: dict[Stream, RunningRequest] = {}
-        self._unkept: list[tuple[list[int], RejectedText | None]] = []
+        self._unkept: list[tuple[list[int], RejectedText | None, str]] = []
         self.batcher: Batcher | None = None
         """The batcher that runs them; None before the first."""
         self._is_advancing = False
@@ -87,7 +89,7 @@ class RequestRunner:
         """The last step's pass of the target."""
         return self.batcher.last if self.batcher else StepSummary()
 
-    def has_room(self, prompt: Sequence[int] | int, n_predict: int | None) -> bool:
+    def has_room(self, prompt: Sequence[int] | int, n_predict: int | None, adapters: AdapterSet = ()) -> bool:
         """Whether a request of these tokens (or that many), and `n_predict` to come, can begin now."""
         batched = [one.batched for stream, one in self._running.items() if not stream.finished]
         if len(batched) >= self._pair.parallel:
@@ -105,7 +107,7 @@ class RequestRunner:
         free = sequences.cache.n_ctx - sequences.n_used - to_come
         if isinstance(prompt, int):
             return prompt <= free
-        return len(prompt) <= free or (free > 0 and sequences.n_new(prompt) <= free)
+        return len(prompt) <= free or (free > 0 and sequences.n_new(prompt, adapters) <= free)
 
     def begin(
         self,
@@ -143,7 +145,7 @@ class RequestRunner:
         stream.lock, stream.on_closed = self._lock, self._ended
         stream.confirm = partial(self.end_damaged, wait=True)
         if isinstance(loop, Generation) and self.batcher:
-            running.batched = BatchedRequest(loop, stream, pace)
+            running.batched = BatchedRequest(loop, stream, plan.adapters, pace)
             self.batcher.add(running.batched)
             stream.advance = self.step
         else:
@@ -197,7 +199,7 @@ class RequestRunner:
             self.batcher = Batcher(sequences, self._knowledge.clocks)
         # A prompt's logits are not kept: where they are asked for, all of it is prefilled.
         known = tokens[:1] if plan.options.prompt_logprobs or plan.options.cascade else tokens
-        target = sequences.begin(known)
+        target = sequences.begin(known, plan.adapters)
         held.callback(sequences.end, target)
         n_known = target.n_past
         pace = self._pace(held, plan, n_known) if plan.policy else None
@@ -215,6 +217,7 @@ class RequestRunner:
         if draft:
             held.callback(self._pair.end_draft, draft)
             draft.join(target)
+            draft.adapt(plan.adapters)
             features = draft.features
         if features:
             # Asked when it is read: others may have begun by then, which are to share its passes.
@@ -234,7 +237,7 @@ class RequestRunner:
         if on_step:
             problem = f"is told of the steps of edgespec's own drafters, and {plugin} is none"
             raise UsageError(problem, field="on_step")
-        target = self._pair.target
+        target, records = self._pair.target, self._knowledge.records.setdefault(self._key(plan.adapters), {})
         return PluginDrafter(
             plugin,
             tokens,
@@ -242,14 +245,16 @@ class RequestRunner:
             is_eog=plan.options.ends(target.is_eog),
             branches=not target.keeps_state,
             on_message=self._on_message,
-            pace=SourcePace(record_of(self._knowledge.records, plugin), pace, self._knowledge.clocks.target),
+            pace=SourcePace(record_of(records, plugin), pace, self._knowledge.clocks.target),
             tokenizer=target,
         )
 
     def _pace(self, held: ExitStack, plan: Plan, n_known: int) -> Pace:
         assert plan.policy  # noqa: S101 - for the type checker: a text without drafts has no pace
         options = plan.options
-        pace = self._knowledge.pace(plan.policy, greedy=options.params.greedy, gamma=options.gamma)
+        pace = self._knowledge.pace(
+            plan.policy, greedy=options.params.greedy, gamma=options.gamma, adapters=self._key(plan.adapters)
+        )
         held.callback(self._knowledge.ended, pace)
         pace.n_known = n_known
         return pace
@@ -343,7 +348,8 @@ class RequestRunner:
         rejected = None
         if isinstance(drafter, TreeDrafter) and drafter.rejected:
             rejected = drafter.rejected.of(tokens, loop.n_text(loop.n_prompt), start)
-        self._unkept.append((tokens[start:], rejected))
+        adapters = running.batched.adapters if running.batched else ()
+        self._unkept.append((tokens[start:], rejected, self._key(adapters)))
 
 
 def _text_of(tokens: list[int]) -> list[int]:
@@ -596,13 +602,27 @@ class Engine(Closing):
         """Return why the target reads no images here, in one line; "" if it does. Nothing is pulled."""
         return self._encoder.problem
 
-    def has_room(self, prompt: Sequence[int] | int, n_predict: int | None) -> bool:
+    def has_room(
+        self, prompt: Sequence[int] | int, n_predict: int | None, lora: Mapping[int, float] | None = None
+    ) -> bool:
         """Whether a text of these tokens (or that many), and `n_predict` to come, can begin now.
 
         Tokens that it shares with other texts need no second place; for that, pass tokens, not a number.
+        `lora`: as of `Options`.
         """
         with self._lock:
-            return self._requests.has_room(prompt, n_predict)
+            return self._requests.has_room(prompt, n_predict, self._pair.adapter_set(lora))
+
+    @property
+    def adapters(self) -> tuple[Lora, ...]:
+        """The target's adapters by number, each with its scale where a text asks for none."""
+        return self._pair.adapters
+
+    def scale_adapters(self, scales: Mapping[int, float]) -> None:
+        """Set the scales of texts that ask for none, from the next text on; those left out are 0."""
+        self._pair.adapter_set(scales)
+        given = enumerate(self._pair.adapters)
+        self._pair.adapters = tuple(Lora(one.path, float(scales.get(number, 0))) for number, one in given)
 
     def stream(
         self,

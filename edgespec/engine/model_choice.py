@@ -10,11 +10,13 @@ draft    the one named, else the best made here for this very file of the target
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.decoding.choices import DrafterChoice, is_draftless
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.choices import Lora, read_lora
 from edgespec.models.draft_records import drafts_for, is_here, paired_draft
 from edgespec.models.registry import DEFAULT_VARIABLE, Entry, load_registry, user_models_file
 from edgespec.models.resolve import ModelRef, locate
@@ -96,6 +98,14 @@ def choose_refs(
             return ChosenModels(chosen, None)
         raise UsageError(f"no draft is known for {name}: name a draft, or choose drafter none")
     return ChosenModels(chosen, ModelRef(partner) if partner else None)
+
+
+def adapters_of(target: ModelRef, given: str | Iterable[str]) -> tuple[Lora, ...]:
+    """Return a target's adapters: those `given`, else those of models.toml, beside it. Raises UsageError."""
+    if given or not isinstance(target.found, Entry):
+        return tuple(map(read_lora, [given] if isinstance(given, str) else given))
+    named = map(read_lora, target.found.lora)
+    return tuple(Lora(user_models_file().parent / one.path, one.scale) for one in named)
 
 
 def _default_target() -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +72,8 @@ class EngineOptions:
     """The file of the target's image encoder; None: `mmproj*.gguf` beside it, if there is one."""
     rpc: tuple[str, ...] = ()
     """HOST:PORT of each machine that holds layers of the target (docs/many-machines.md)."""
+    lora: str | Sequence[str] = ()
+    """LoRA adapters of the target, each FILE or FILE:SCALE (docs/models.md)."""
     keep_packed: bool = False
     """Keep packed weights on the disk, which later loads then map (docs/kernels.md)."""
     states: StateRoom | None = None

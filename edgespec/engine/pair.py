@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -34,11 +34,13 @@ from edgespec.engine.capacity import (
     room_without_limit,
 )
 from edgespec.engine.cascade import SmallModel, calibrated
-from edgespec.engine.model_choice import ChosenModels, choose_refs
+from edgespec.engine.model_choice import ChosenModels, adapters_of, choose_refs
 from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError, MessageFn, UsageError, describe_os_error
+from edgespec.llama.adapters import load_adapters
 from edgespec.llama.cache_types import with_cache_type
 from edgespec.llama.chat_template import check_chat_template
+from edgespec.llama.choices import AdapterSet
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
@@ -95,6 +97,10 @@ class Pair(Closing):
             problem = f"{self.target_name} was trained for {header.n_ctx_train} tokens"
             raise UsageError(problem, field="n_ctx", value=n_ctx)
         check_target(header)
+        self.adapters = adapters_of(chosen.target, options.lora)
+        """The target's LoRA adapters, with the scales that a text gets if it asks for no others."""
+        if self.adapters and options.rpc:
+            raise UsageError("layers on nodes have no adapters: choose one", field="lora")
         n_tokens = _asked_tokens(options, header)
         self.target_header = (
             choose_cache_type(header, None, "auto", n_tokens)
@@ -161,6 +167,8 @@ class Pair(Closing):
         self.target = self.draft.load_target(self.target_header, kernels=own_kernels, remote=self._remote)
         self._models.append(self.target)
         self.target.is_checked_later = True
+        header, packed = self.target.header, {one.name for one in self.target.packed}
+        self.target.adapters = load_adapters(self.target.handle, header, packed, self.adapters)
         draft = self.draft.load(self.target, kernels=own_kernels, n_threads=self.n_threads)
         if draft:
             self._models.append(draft)
@@ -310,6 +318,12 @@ class Pair(Closing):
             return None
         return PromptStates(self._states, key, cache)
 
+    def adapter_set(self, scales: Mapping[int, float] | None) -> AdapterSet:
+        """Return the adapters of a text that asks for these scales (None: for none). Raises UsageError."""
+        if scales is None:
+            scales = {number: scale for number, (_, scale) in enumerate(self.adapters)}
+        return self.target.adapters.set_of(scales)
+
     def begin_draft(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
         """Return a draft model for a generation, until `end_draft`; or None.
 
@@ -403,6 +417,8 @@ _CONCLUSION = "\n\nI have thought about this for long enough, and answer now.\n"
 class Plan(Task, frozen=True, kw_only=True):
     """The task of a generation, and the policy of its drafts."""
 
+    adapters: AdapterSet = ()
+    """The adapters of the target."""
     policy: Policy | None
     """None to decode plainly."""
     plugin: NamedDrafter | None = None
@@ -438,6 +454,7 @@ def make_plan(pair: Pair, options: Options, prompt: Sequence[int]) -> Plan:
     policy = _policy(pair, options, "suffix" if isinstance(drafter, NamedDrafter) else drafter)
     return Plan(
         options=options,
+        adapters=pair.adapter_set(options.lora),
         coins=Coins(secrets.randbits(32) if options.seed is None else options.seed),
         rule=_rule(options, drafts=policy is not None),
         constraint=_constraint(pair, options, prompt),

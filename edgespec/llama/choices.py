@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from edgespec.errors import UsageError
+from edgespec.platform.files import expand_user
 
 KernelsChoice = Literal["auto", "off"]
 """edgespec's own kernels if they can be used, or llama.cpp's."""
@@ -27,6 +29,29 @@ class StateRoom(NamedTuple):
     path: Path
     limit: int
     """Bytes of all files together, whatever models they are of; the least recently used are deleted."""
+
+
+class Lora(NamedTuple):
+    """A LoRA adapter (adapters.py): its file, and its scale in texts that ask for no other."""
+
+    path: Path
+    scale: float = 1.0
+
+
+AdapterSet: TypeAlias = tuple[tuple[int, float], ...]
+"""The adapters that a text is written with: number and scale of each whose scale is not 0."""
+
+
+def read_lora(given: str) -> Lora:
+    """Return the adapter of `--lora`: FILE[:SCALE]. Raises UsageError."""
+    path, _, end = given.rpartition(":")
+    try:
+        scale = float(end)
+    except ValueError:
+        path, scale = given, 1.0
+    if not path or not math.isfinite(scale):
+        raise UsageError("not FILE or FILE:SCALE, such as style.gguf:0.5", field="lora", value=given)
+    return Lora(expand_user(path), scale)
 
 
 SERVED_PREFIXES = 256 << 20

@@ -201,6 +201,9 @@ class KVCache(Closing):
         self.require_open()
         started = time.perf_counter()
         with_features = any(part.with_features for part in parts)
+        if adapters := self.model.adapters:
+            (applied,) = {self.sessions[part.sequence].adapters for part in parts}  # one set for all
+            adapters.apply(self._context, applied)
         for part in parts:
             self._prepare(part)
         self._outputs.ask(with_features=with_features)

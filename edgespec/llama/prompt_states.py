@@ -11,8 +11,8 @@ platform/kept.py deletes the oldest, and describes the folder's other files.
 A sequence is written when it leaves memory, and at the end. A prompt with a common prefix loads all of it and
 cuts off the rest. A recurrent state, and a sliding window, cannot be cut: copies of earlier ones follow.
 
-MODEL is a hash of all that the bits depend on (`model_key`), TOKENS one of all tokens. So a name stands for
-one content, whichever process writes it.
+MODEL is a hash of all that the bits depend on (`model_key`, and the adapters), TOKENS one of all tokens. So a
+name stands for one content, whichever process writes it.
 """
 
 from __future__ import annotations
@@ -234,6 +234,12 @@ class PromptStates:
         """Keep the states of `cache` in `folder`; `model`: its `model_key`."""
         self._folder, self._model, self._cache = folder, model, cache
 
+    def _key(self, session: Session) -> str:
+        """Return what names files of the model as `session` runs it, with its adapters."""
+        adapters = self._cache.model.adapters.key(session.adapters)
+        both = hashlib.blake2b(f"{self._model} {adapters}".encode(), digest_size=8)
+        return both.hexdigest() if adapters else self._model
+
     def _reach(self, stored: _StoredSequence, tokens: array[int]) -> int:
         """Return how many of `tokens` a session has that begins with a stored sequence."""
         n_same = n_common(stored.tokens, tokens)
@@ -250,7 +256,7 @@ class PromptStates:
         if len(wanted) - n_before < LEAST:
             return
         started = time.perf_counter()
-        known = self._folder.sequences(self._model)
+        known = self._folder.sequences(self._key(session))
         reaches = [(self._reach(one, wanted), one) for one in known if len(one.tokens) <= self._cache.n_ctx]
         n, stored = max(reaches, key=lambda one: one[0], default=(0, None))
         if stored is None or n - n_before < LEAST or not make_room(len(stored.tokens)):
@@ -276,7 +282,7 @@ class PromptStates:
         tokens = session.written[:]
         if len(tokens) < LEAST or self._cache.model.condition(wait=True) != "sound":
             return
-        others = self._folder.sequences(self._model)
+        others = self._folder.sequences(key := self._key(session))
         for stored in others:
             known = stored.tokens[: len(tokens)] if self._cache.cuts_anywhere else stored.tokens
             if known == tokens:
@@ -285,7 +291,7 @@ class PromptStates:
         n_bytes = session.state_bytes + 16 * len(tokens)
         shorter = [one for one in others if tokens[: len(one.tokens)] == one.tokens]
         try:
-            self._folder.write(self._model, tokens, self._states(session), n_bytes, shorter)
+            self._folder.write(key, tokens, self._states(session), n_bytes, shorter)
         except (EdgespecError, MemoryError) as error:
             self._folder.warn_once(str(error) or "a prompt's states are not kept: out of memory")
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from edgespec.decoding.session import as_ints
 from edgespec.llama.backend import llama
+from edgespec.llama.choices import AdapterSet
 from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.prompt_states import PromptStates
 from edgespec.llama.rollback import State
@@ -30,6 +31,7 @@ class CachedPrefix(NamedTuple):
     tokens: list[int]
     copies: dict[int, State]
     """States that it can be cut back to, where the model keeps one."""
+    adapters: AdapterSet
 
 
 class SequencePool(Closing):
@@ -74,22 +76,22 @@ class SequencePool(Closing):
         """Cells of the sequences that are kept."""
         return n_cells(self._kept.values())
 
-    def n_new(self, tokens: Sequence[int]) -> int:
+    def n_new(self, tokens: Sequence[int], adapters: AdapterSet = ()) -> int:
         """Return how many cells `tokens` would need beyond those of sequences under way."""
-        best, n, _ = self._best(tokens)
+        best, n, _ = self._best(tokens, adapters)
         shared = 0
         if best:
             cells = (best.n_shared(one) for one in self._running)
             shared = n if best in self._running else min(n, max(cells, default=0))
         return len(tokens) - shared
 
-    def begin(self, tokens: Sequence[int]) -> Session:
-        """Open a session that holds the longest known prefix of `tokens`.
+    def begin(self, tokens: Sequence[int], adapters: AdapterSet = ()) -> Session:
+        """Open a session that holds the longest known prefix of `tokens`, read with the same `adapters`.
 
         It has at most len(tokens) - 1 of them: the last one must be read for its logits. One of the cache's
         sequences must be free.
         """
-        best, n, n_same = self._best(tokens)
+        best, n, n_same = self._best(tokens, adapters)
         session: Session | None = None
         if best and id(best) in self._kept:
             # With no number left, or if little follows what both have, the sequence itself is continued.
@@ -103,6 +105,7 @@ class SequencePool(Closing):
             if len(self.cache.sessions) == self.cache.n_sequences:
                 self._drop_oldest(but=best)
             session = Session.within(self.cache, self.n_ctx)
+            session.adapters = adapters
             if best and n:
                 session.begin_as(best, n)
         if self._states:
@@ -123,7 +126,7 @@ class SequencePool(Closing):
         elif n_past:
             session.checkpoint()
 
-    def _best(self, tokens: Sequence[int]) -> tuple[Session | None, int, int]:
+    def _best(self, tokens: Sequence[int], adapters: AdapterSet) -> tuple[Session | None, int, int]:
         """Return the sequence with the longest usable prefix of `tokens`, its length, and the shared length.
 
         With a recurrent state, the usable prefix may be shorter than the shared one.
@@ -132,6 +135,8 @@ class SequencePool(Closing):
         if self._keeps:
             wanted = as_ints(tokens)
             for session in [*self._running, *self._kept.values()]:
+                if session.adapters != adapters:
+                    continue
                 n = min(session.n_same(wanted), len(tokens) - 1)
                 n_same = max(n_same, n)
                 if n < max(1, n_best) or not self._has_all(session, n):
@@ -160,7 +165,8 @@ class SequencePool(Closing):
         session.rest()
         timeline = session.written
         for key, other in list(self._kept.items()):
-            if other.n_same(timeline) == other.n_past:  # it says no more than the new one
+            n_same = other.n_same(timeline) if other.adapters == session.adapters else -1
+            if n_same == other.n_past:  # it says no more than the new one
                 self._kept.pop(key).close()
         self._kept[id(session)] = session
         while self._kept and self.n_kept > self.cache.n_ctx - self._reserved:
@@ -200,13 +206,14 @@ class SequencePool(Closing):
     def last(self) -> CachedPrefix | None:
         """Return a copy of the sequence that was kept last, for `adopt`; None if none is kept."""
         for session in reversed(self._kept.values()):
-            return CachedPrefix(session.state(), session.tokens, session.copies())
+            return CachedPrefix(session.state(), session.tokens, session.copies(), session.adapters)
         return None
 
     def adopt(self, kept: CachedPrefix) -> None:
         """Keep a sequence that `last` copied from a smaller cache."""
         session = Session.within(self.cache, self.n_ctx)
         session.restore(kept.state, kept.tokens, kept.copies)
+        session.adapters = kept.adapters
         self._kept[id(session)] = session
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from edgespec._core import Interrupt
 from edgespec.decoding.session import Inputs, Rows, SequenceTokens, folded_spans, n_common
 from edgespec.errors import EdgespecError
 from edgespec.llama.backend import llama
+from edgespec.llama.choices import AdapterSet
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.rollback import RollbackSize, State, bytes_of
 from edgespec.platform.closing import Closing
@@ -34,6 +35,8 @@ class Session(Closing):
     """
 
     _embeddings: EmbeddingsFn | None = None
+    adapters: AdapterSet = ()
+    """Those that its passes apply, from its first token on."""
 
     def __init__(  # noqa: PLR0913 - all that a cache of its own is made of
         self,

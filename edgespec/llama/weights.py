@@ -19,6 +19,7 @@ import numpy as np
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError, MessageFn, UsageError
 from edgespec.llama import backend
+from edgespec.llama.adapters import Adapters
 from edgespec.llama.backend import llama
 from edgespec.llama.chat_template import (
     AS_USUAL,
@@ -108,6 +109,8 @@ class Model(Closing):
         self.path = Path(path)
         self.header = header or check_model_file(path)
         self.sessions: weakref.WeakSet[Closing] = weakref.WeakSet()
+        self.adapters = Adapters()
+        """Its LoRA adapters."""
         self._breakers: dict[tuple[str, ...], array[int]] = {}
         self._home = HomeProcess("the model")
         params = llama.llama_model_default_params()

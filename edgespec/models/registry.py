@@ -174,6 +174,8 @@ class Entry(_TomlTable, frozen=True):
     """Name of a file that comes with edgespec, which is then its `path`."""
     path: Path | None = None
     """A file of the user's own (`edgespec models add`), used where it is."""
+    lora: tuple[str, ...] = ()
+    """Its LoRA adapters, each FILE or FILE:SCALE, where no others are asked for."""
 
     def __post_init__(self) -> None:
         """Fill in fields that follow from others."""

@@ -136,12 +136,12 @@ def test_only_auto_teaches_auto(engine):
     """What the other variants on the same prompt would tell of it is undone."""
     bench = bench_of(engine)
     prompt = Prompt("1", "a", "the cat and the hat")
-    before = engine._knowledge._acceptance[True].as_json()
+    before = engine._knowledge._acceptance["greedy"].as_json()
     for variant in (*parse_variants("model-3,suffix-4,staged-2"), PLAIN_VARIANT):
         bench.ask(prompt, variant, 0, 0.0)
-    assert engine._knowledge._acceptance[True].as_json() == before
+    assert engine._knowledge._acceptance["greedy"].as_json() == before
     bench.ask(prompt, *parse_variants("auto"), 0, 0.0)
-    assert engine._knowledge._acceptance[True].as_json() != before
+    assert engine._knowledge._acceptance["greedy"].as_json() != before
 
 
 def test_second_run(tiny_path, tiny_draft_path, capsys, monkeypatch, tmp_path):

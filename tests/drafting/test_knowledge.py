@@ -152,7 +152,7 @@ def test_two_requests_at_once_both_teach(engine):
             for stream in streams:
                 stream.made()
         assert [stream.result.text for stream in streams] == [copied, modelled]
-        learned = one._knowledge._acceptance[True]
+        learned = one._knowledge._acceptance["greedy"]
         assert rows("suffix", learned) > 0 and rows("argmax", learned) > 0
 
 

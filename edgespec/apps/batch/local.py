@@ -185,7 +185,7 @@ class LocalWriter:
                 return
             tokens, options = opened.prepared.texts[index].tokens, opened.prepared.texts[index].options
             try:
-                if not self._engine.has_room(tokens, options.n_predict):
+                if not self._engine.has_room(tokens, options.n_predict, options.lora):
                     return  # others are running, which leave room
                 self._running[self._engine.stream(tokens, options)] = opened, index
                 self._waiting.popleft()

@@ -50,6 +50,7 @@ from edgespec.apps.server.request_reader import (
     check_tokens,
 )
 from edgespec.apps.server.request_schema import (
+    AdapterScale,
     ChatRequest,
     CompletionRequest,
     InfillRequest,
@@ -241,6 +242,23 @@ def _prepared(engine: Engine, asked: RunRequest) -> tuple[list[int], Options]:
     return tokens, options
 
 
+# ---- adapters ----
+
+
+def add_adapters(app: FastAPI, engine: Engine) -> None:
+    """Add llama-server's /lora-adapters to `app`: the adapters, and the scales where a request has none."""
+
+    @app.get("/lora-adapters")
+    async def adapters() -> list[dict[str, Any]]:
+        known = enumerate(engine.adapters)
+        return [{"id": number, "path": str(path), "scale": scale} for number, (path, scale) in known]
+
+    @app.post("/lora-adapters")
+    async def scale(body: list[AdapterScale]) -> dict[str, bool]:
+        engine.scale_adapters({one.id: one.scale for one in body})
+        return {"success": True}
+
+
 # ---- /props ----
 
 
@@ -316,6 +334,7 @@ def create_app(
     add_infill(app, reader, answerer)
     add_tokenizer(app, engine.target, service)
     add_props(app, engine, worker, service)
+    add_adapters(app, engine)
     for add in plugins.load_all(DIALECTS).values():
         add(app, reader, answerer)
     refuse_routes(app, VECTOR_ROUTES, NO_VECTORS)

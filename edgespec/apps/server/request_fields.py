@@ -33,7 +33,7 @@ REFUSED = (
     *("max_new_tokens", "max_output_tokens", "max_tokens_to_sample", "truncate_prompt_tokens"),
     *("include_stop_str_in_output", "allowed_token_ids", "bad_words", "mirostat", "samplers"),
     *("use_beam_search", "random_seed", "options", "enable_thinking", "reasoning", "think", "thinking"),
-    *("chat_template", "documents", "image_data", "lora"),
+    *("chat_template", "documents", "image_data"),
 )
 """Fields of other servers that would change the text."""
 

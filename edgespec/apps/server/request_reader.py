@@ -64,6 +64,8 @@ def read_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def engine_options(request: GenerationRequest, model: Model, n_predict: int | None) -> Options:
     """Return the options of a request's first text, which may have `n_predict` tokens. Raises ApiError."""
+    scales = {one.id: one.scale for one in request.lora or ()}
+    model.adapters.set_of(scales)
     return Options(
         params=SamplingParams(**_sampling(request, model)),
         n_predict=n_predict,
@@ -72,6 +74,7 @@ def engine_options(request: GenerationRequest, model: Model, n_predict: int | No
         seed=None if request.seed is None else request.seed % (1 << 64),  # OpenAI's may be negative
         drafter=request.speculative.drafter if request.speculative else None,
         gamma=request.speculative.gamma if request.speculative else None,
+        lora=scales or None,  # an empty list is none, as in llama-server
     )
 
 

@@ -305,6 +305,13 @@ class SpeculativeOptions(RequestPart):
     gamma: int | None = Field(None, ge=0, le=MAX_GAMMA, description=GENERATION["gamma"].help)
 
 
+class AdapterScale(RequestPart):
+    """llama-server's: the scale of an adapter, by its number in /lora-adapters."""
+
+    id: int = Field(ge=0)
+    scale: float
+
+
 class StreamOptions(RequestPart):
     """What a stream sends besides text: tokens used, at its end."""
 
@@ -350,6 +357,9 @@ class GenerationRequest(ConstraintFields, OtherFields):
     )
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers to each prompt.")
     speculative: SpeculativeOptions | None = None
+    lora: list[AdapterScale] | None = Field(
+        None, description="Those left out are 0. Default: the scales that POST /lora-adapters set."
+    )
 
 
 class ChatRequest(GenerationRequest):

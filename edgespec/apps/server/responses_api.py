@@ -214,7 +214,7 @@ def _thought(item: Item) -> str:
 
 _SAME_FIELDS = {
     *(option.request_name(name) for name, option in SAMPLING.items() if name != "logit_bias"),
-    *("model", "parallel_tool_calls", "top_logprobs", "seed", "speculative", "stream", "user"),
+    *("model", "parallel_tool_calls", "top_logprobs", "seed", "speculative", "lora", "stream", "user"),
 }
 
 

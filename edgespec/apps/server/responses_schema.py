@@ -19,7 +19,7 @@ from edgespec.apps.server.request_fields import (
     check_needed,
     without_nulls,
 )
-from edgespec.apps.server.request_schema import ResponseFormat, SpeculativeOptions
+from edgespec.apps.server.request_schema import AdapterScale, ResponseFormat, SpeculativeOptions
 from edgespec.decoding.option_table import GENERATION, MAX_LOGPROBS
 
 # ---- items of the input ----
@@ -236,6 +236,7 @@ class ResponsesRequest(OtherFields):
     stream: bool | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64, description=GENERATION["seed"].help)
     speculative: SpeculativeOptions | None = None
+    lora: list[AdapterScale] | None = None
     safety_identifier: str | None = Field(None, description="Sent back.")
     prompt_cache_key: str | None = Field(None, description="Sent back: the cache finds prompts itself.")
     background: Literal[False] | None = None

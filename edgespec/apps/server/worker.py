@@ -73,7 +73,8 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
         self._cancellation.cancel()
 
     def _has_room(self, request: QueuedGeneration) -> bool:
-        return self._engine.has_room(request.tokens, request.options.n_predict)
+        options = request.options
+        return self._engine.has_room(request.tokens, options.n_predict, options.lora)
 
     def _begin(self, request: QueuedGeneration) -> None:
         try:

@@ -216,12 +216,15 @@ def _belongs_to(
     found: BatchInput, target: ModelRef, loading: BatchLoading, defaults: PromptDefaults
 ) -> dict[str, Any]:
     """The settings that decide the answers: they must be the same for a batch to resume."""
+    from edgespec.engine.model_choice import adapters_of
     from edgespec.llama.chat_template import template_text
+    from edgespec.llama.gguf import read_gguf
     from edgespec.llama.gguf_header import check_model_file
     from edgespec.models.resolve import resolve
     from edgespec.models.store import sha256_of
 
     template = loading.chat_template
+    adapters = adapters_of(target, loading.compute.lora or ())
     return {
         "input_sha256": found.sha256,
         "is_text": found.is_text or None,
@@ -234,6 +237,7 @@ def _belongs_to(
         "temperature": defaults.temp,
         "seed": defaults.seed,
         "chat_template": None if template is None else template_text(template),
+        "lora": [(sha256_of(read_gguf(path).path), scale) for path, scale in adapters] or None,
     }
 
 

@@ -15,7 +15,7 @@ from edgespec.apps.bench.commands.bench_options import ReportOutputs, SuitePromp
 from edgespec.apps.bench.suites import Suite
 from edgespec.cli.console import INTERRUPTED, err, line_of, message
 from edgespec.cli.groups import grouped, option_group, shown
-from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption
+from edgespec.cli.options import AnyCompute, ModelChoice, WattsOption
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.options import EngineOptions
@@ -94,7 +94,7 @@ def bench_command(
     *,
     models: ModelChoice,
     measuring: BenchMeasuring,
-    compute: ComputeOnNodes,
+    compute: AnyCompute,
     prompts: SuitePrompts,
     assume_watts: WattsOption = None,
     peer: PeerChoice,
@@ -289,4 +289,6 @@ def _llama_cpp(
     longest = max(len(engine.prompt_tokens(prompt.text)) for prompt in suite.prompts)
     n_ctx = min(context_for(longest, settings.n_predict), engine.target.n_ctx_train)
     gammas = sorted({variant.gamma for variant in settings.variants if variant.gamma}) or [_PEER_GAMMA]
-    return LlamaCpp(folder, engine, draft, settings, n_ctx, gammas)
+    adapters = ",".join(f"{path.absolute()}:{scale}" for path, scale in engine.adapters)
+    options = ["--lora-scaled", adapters] if adapters else []
+    return LlamaCpp(folder, engine, draft, settings, n_ctx, gammas, options)

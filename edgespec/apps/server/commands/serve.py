@@ -36,7 +36,7 @@ from edgespec.cli.local_run import RunningServer, announced_server, file_identit
 from edgespec.cli.options import (
     OUTPUT,
     TARGET,
-    ComputeOnNodes,
+    AnyCompute,
     DraftOption,
     ModelArgument,
     ModelChoice,
@@ -112,7 +112,7 @@ class ServeLoading(SharedModels):
         ),
     ] = False
     states: StateOptions
-    compute: ComputeOnNodes
+    compute: AnyCompute
     vectors: EmbeddingServing
 
 
@@ -623,7 +623,7 @@ def _announced(
     engine: Engine | None, loading: ServeLoading, address: str, key: str
 ) -> AbstractContextManager[None]:
     """Let `edgespec run` find the server inside the block."""
-    if engine is None or not address.startswith("http"):
+    if engine is None or engine.adapters or not address.startswith("http"):
         return nullcontext()
     from edgespec.apps.server.api import drafters_of
     from edgespec.llama.gguf_header import tokenizer_fingerprint
@@ -660,7 +660,7 @@ def _own_options(table: PresetModel, options: ServerOptions, where: str) -> Serv
         idle = [*_idle_options(loading), *(["--assume-watts"] if options.assume_watts is not None else [])]
         if idle:
             message(f"{where}: {', '.join(idle)} of the command line: nothing for embeddings")
-        compute = ComputeOnNodes(threads=loading.compute.threads, kernels=loading.compute.kernels)
+        compute = AnyCompute(threads=loading.compute.threads, kernels=loading.compute.kernels)
         vectors, options = EmbeddingServing(), replace(options, assume_watts=None)
         loading = ServeLoading(ctx=loading.ctx, states=StateOptions(), compute=compute, vectors=vectors)
     own = replace(

@@ -171,8 +171,9 @@ def _check(name: str, model: PresetModel, where: str) -> None:
 
 _ALIVE_S = 10.0
 _AUDIO, _OLLAMA, _METRICS = "/v1/audio/", "/api/", "/metrics"
-_BY_QUERY = ("/props", "/openapi.json", _METRICS)
-"""Paths without a body that describe one model: ?model=NAME, by default the first."""
+_ADAPTERS = "/lora-adapters"
+_BY_QUERY = ("/props", "/openapi.json", _METRICS, _ADAPTERS)
+"""Paths whose body names no model: ?model=NAME, by default the first."""
 _NOT_FORWARDED = frozenset(
     {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"expect", b"origin"}
 )
@@ -300,7 +301,7 @@ class Router:
         name = asked.model or (asked.name if path.startswith(_OLLAMA) else None)
         if path.startswith(_AUDIO) and headers.get("content-type", "").startswith("multipart/"):
             name = await _named_in_form(scope, body)
-        elif not body:
+        elif not body or path == _ADAPTERS:
             name = Request(scope).query_params.get("model")
         kind: ModelKind = "speech" if path.startswith(_AUDIO) else "text"
         if "embed" in path or "rank" in path:

@@ -313,7 +313,7 @@ class Compute(ThreadsAndKernels):
         from edgespec import Engine
 
         with err.status("loading the models"):
-            return Engine.of(
+            engine = Engine.of(
                 replace(
                     options,
                     n_threads=self.threads,
@@ -326,6 +326,10 @@ class Compute(ThreadsAndKernels):
                     on_message=message,
                 )
             )
+        if self.mmproj is not None and (problem := engine.media_problem()):  # not with the first image alone
+            engine.close()
+            raise UsageError(problem, field="mmproj")
+        return engine
 
 
 @option_group()

@@ -14,7 +14,7 @@ from edgespec.llama.gguf_header import check_complete_file, read_header
 from edgespec.models.hub import HubRepository, SourceFailure
 from edgespec.models.on_disk import is_projector, quantization_in, repository_files
 from edgespec.models.registry import Entry, HubSource, load_registry
-from edgespec.models.resolve import resolve
+from edgespec.models.resolve import ModelRef, resolve
 from edgespec.models.store import Store
 
 _LAST = ("mm.", "resampler.", "adapter.")  # begin the names of a projector's tensors
@@ -34,7 +34,6 @@ class MmprojFacts(msgspec.Struct, frozen=True):
 
 
 _UNQUANTIZED = ("f32", "f16", "bf16")
-_NONE = MmprojFacts("", 0, frozenset(), is_quantized=False)
 
 
 def facts(path: Path) -> MmprojFacts:
@@ -52,30 +51,44 @@ def facts(path: Path) -> MmprojFacts:
     return MmprojFacts(projector, header.file_bytes, widths, is_quantized)
 
 
-def find_mmproj(target: Path, given: str | Path | None, *, pull_missing: bool = True) -> Path | None:
+def find_mmproj(
+    target: Path, given: str | Path | None, *, pull_missing: bool = True, ask_hub: bool = True
+) -> Path | None:
     """Return the file of the image encoder for the model at `target`; None if there is none.
 
     `given`: a path or a name as of `resolve`; without it models.toml may name one. Of several beside the
-    target one that fits it is chosen, in F16 if possible. One in its repository of the hub is pulled, unless
-    `pull_missing` is false. Raises EdgespecError for a file that is none or does not fit.
+    target one that fits it is chosen, in F16 if possible. Without any its repository of the hub is searched,
+    if `ask_hub` also for files that are not here. A missing file is pulled; if `pull_missing` is false, the
+    path that it will have is returned. Raises EdgespecError for a file that is no encoder or does not fit.
     """
     store = Store.default()
     entry = next((one for one in load_registry().entries.values() if store.file(one) == target), None)
-    if named := given or (entry and entry.mmproj):
-        return _checked(resolve(str(named), pull_missing=pull_missing), target)
-    if beside := [path for path in target.parent.glob("*.gguf") if is_projector(path.name)]:
-        return _checked(min(beside, key=lambda path: (not _fits(path, target), _rank(path.name))), target)
-    if (repository := _repository(target, entry)) is None:
+    named = (
+        given or (entry.mmproj if entry else "") or _beside(target) or _in_repository(target, entry, ask_hub)
+    )
+    if not named:
         return None
+    ref = ModelRef(str(named))
+    path = store.file(ref.found) if isinstance(ref.found, Entry) else ref.found
+    return path if not pull_missing and not path.exists() else _checked(resolve(ref), target)
+
+
+def _beside(target: Path) -> Path | None:
+    found = [path for path in target.parent.glob("*.gguf") if is_projector(path.name)]
+    return min(found, key=lambda path: (not _fits(path, target), _rank(path.name)), default=None)
+
+
+def _in_repository(target: Path, entry: Entry | None, ask_hub: bool) -> str:
+    """Return the name of a file in a model's repository of the hub, or ""."""
+    if (repository := _repository(target, entry)) is None:
+        return ""
     try:
-        files = [*filter(is_projector, repository_files(repository, ask=pull_missing))]
+        files = [*filter(is_projector, repository_files(repository, ask=ask_hub))]
     except SourceFailure as failure:
         problem = f"looking for its image encoder: hub {repository.repo}: {failure}"
         raise EdgespecError(f"{target.name}: {problem}") from None
-    if not files:
-        return None
-    name = f"hf:{repository.repo}/{min(files, key=_rank)}@{repository.revision}".removesuffix("@main")
-    return _checked(resolve(name, pull_missing=pull_missing), target)
+    name = f"hf:{repository.repo}/{min(files, key=_rank)}@{repository.revision}" if files else ""
+    return name.removesuffix("@main")
 
 
 def _rank(name: str) -> tuple[bool, str]:
@@ -111,11 +124,12 @@ def _repository(target: Path, entry: Entry | None) -> HubRepository | None:
 
 def image_facts(target: Path) -> dict[str, Any]:
     """Return a report of a target's image encoder: file, projector, bytes, and why it reads none, or ""."""
+    told: dict[str, Any] = dict.fromkeys(("file", "projector", "bytes")) | {"problem": ""}
     try:
-        path = find_mmproj(target, None, pull_missing=False)
-        found = facts(path) if path else _NONE
-        problem = "" if is_built() or not path else "run `make images`, which builds what reads them"
+        if (path := find_mmproj(target, None, pull_missing=False, ask_hub=False)) is None:
+            return told
+        found = facts(path)
     except EdgespecError as error:
-        path, found, problem = None, _NONE, str(error)
-    told = {"projector": found.projector or None, "bytes": found.n_bytes or None, "problem": problem}
-    return {"file": path and str(path), **told}
+        return told | {"problem": str(error)}
+    problem = "" if is_built() else "run `make images`, which builds what reads them"
+    return {"file": str(path), "projector": found.projector, "bytes": found.n_bytes, "problem": problem}

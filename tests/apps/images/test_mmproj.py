@@ -51,29 +51,29 @@ def copied(folder: Path, **files: Path) -> Path:
 
 @pytest.mark.parametrize("kind", TOWERS)
 def test_each_kind_of_encoder_fits_its_own_model(kind: str, tmp_path: Path) -> None:
-    target, mmproj = write_tower(kind, tmp_path)
-    assert find_mmproj(target, None) == mmproj
-    found = facts(mmproj)
-    assert (found.projector, found.n_bytes) == (TOWERS[kind].projector, mmproj.stat().st_size)
+    target, eye = write_tower(kind, tmp_path)
+    assert find_mmproj(target, None) == eye
+    found = facts(eye)
+    assert (found.projector, found.n_bytes) == (TOWERS[kind].projector, eye.stat().st_size)
 
 
 def test_of_several_the_one_that_fits_is_chosen_and_f16_first(
     tower: tuple[Path, Path], other: Path, tmp_path: Path
 ) -> None:
-    target, mmproj = tower
+    target, eye = tower
     assert find_mmproj(copied(tmp_path / "none", target=target), None) is None
     folder = tmp_path / "several"
-    path = copied(folder, target=target, mmproj__a__F16=other, mmproj__q8_0=mmproj)
+    path = copied(folder, target=target, mmproj__a__F16=other, mmproj__q8_0=eye)
     assert find_mmproj(path, None) == folder / "mmproj-q8_0.gguf"
-    copied(folder, mmproj__z__F16=mmproj)
+    copied(folder, mmproj__z__F16=eye)
     assert find_mmproj(path, None) == folder / "mmproj-z-F16.gguf"
     assert find_mmproj(path, folder / "mmproj-q8_0.gguf") == folder / "mmproj-q8_0.gguf"
 
 
 def test_wrong_files_are_refused_in_one_line(tower: tuple[Path, Path], other: Path, tmp_path: Path) -> None:
-    target, mmproj = tower
+    target, eye = tower
     cut, text = tmp_path / "cut.gguf", tmp_path / "text.gguf"
-    cut.write_bytes(mmproj.read_bytes()[:-5000])
+    cut.write_bytes(eye.read_bytes()[:-5000])
     text.write_text("no model")
     sound = write_tiny_gguf(
         tmp_path / "sound.gguf", architecture="clip", extra={"clip.has_audio_encoder": True}
@@ -114,10 +114,12 @@ def test_one_in_the_repository_is_pulled_with_the_first_image(
     user_models_file().write_text(f"[models.m]\nsources = [{source}]\n")
     try:
         target = resolve(named)
-        assert find_mmproj(target, None, pull_missing=False) is None
+        assert find_mmproj(target, None, pull_missing=False, ask_hub=False) is None
+        expected = find_mmproj(target, None, pull_missing=False)
         assert not server.downloads("mmproj")
         found = find_mmproj(target, None)
         assert found is not None
+        assert found == expected
         assert found.read_bytes() == tower[1].read_bytes()
         assert found.parent == Store.default().root
     finally:
@@ -132,9 +134,9 @@ def test_one_in_the_repository_is_pulled_with_the_first_image(
 def test_doctor_tells_it_and_whether_images_are_read(
     tower: tuple[Path, Path], other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, mmproj = tower
+    target, eye = tower
     told = image_facts(target)
-    assert (told["file"], told["projector"], told["bytes"]) == (str(mmproj), "gemma3", mmproj.stat().st_size)
+    assert (told["file"], told["projector"], told["bytes"]) == (str(eye), "gemma3", eye.stat().st_size)
     assert told["problem"] == "" if library.is_built() else "make images" in told["problem"]
     monkeypatch.setattr(library, "library_folder", lambda: tmp_path)
     assert "make images" in image_facts(target)["problem"]

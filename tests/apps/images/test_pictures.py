@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import struct
+import sysconfig
 import zlib
 from pathlib import Path
 
@@ -11,9 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgespec.apps.images import pictures
+from edgespec.apps.images import library, pictures
 from edgespec.apps.images.pictures import Picture, read_file, read_picture
 from edgespec.errors import UsageError
+from edgespec.models.on_disk import walked
 
 SIZE = (48, 32)
 
@@ -102,7 +105,7 @@ def test_a_picture_that_a_camera_turned_is_upright(orientation: int) -> None:
         assert np.abs(rows(picture) - np.asarray(image, int)).mean() < 5
 
 
-@pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG"])
+@pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG", "MPO"])
 def test_of_an_animation_the_first_picture_is_read(form: str) -> None:
     others = [Image.new("RGB", SIZE, colour) for colour in ("red", "blue")]
     data = encoded(Image.new("RGB", SIZE, "lime"), form, save_all=True, append_images=others)
@@ -115,6 +118,34 @@ def test_one_pixel_is_a_picture_and_the_digest_is_of_size_and_pixels() -> None:
     assert wide.pixels == high.pixels
     assert wide.digest != high.digest
     assert wide.digest == read(encoded(Image.new("RGB", (4, 2)), "BMP")).digest
+
+
+PLACES = Path(sysconfig.get_path("purelib")), Path("/usr/share/doc")
+
+
+@pytest.mark.skipif(not library.is_built(), reason="make images")
+def test_photographs_and_drawings_of_this_machine_are_as_llama_cpp_decodes_them() -> None:
+    """Of packages: a photograph, icons, diagrams. llama.cpp's own decoder knows no transparency."""
+    mtmd, n = library.load(), 0
+    kinds = {".jpg", ".jpeg", ".png", ".gif", ".bmp"}
+    found = [path for place in PLACES for path in walked(place, []) if path.suffix.lower() in kinds]
+    for path in sorted(found, key=lambda path: -path.stat().st_size)[:20]:
+        data = path.read_bytes()
+        with Image.open(io.BytesIO(data)) as image:
+            if image.has_transparency_data or max(image.size) > 2000 or image.getexif().get(0x0112, 1) != 1:
+                continue
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        theirs = mtmd.mtmd_helper_bitmap_init_from_buf(None, buffer, len(data), False)
+        assert theirs, path
+        n_bytes = mtmd.mtmd_bitmap_get_n_bytes(theirs)
+        pixels = ctypes.string_at(mtmd.mtmd_bitmap_get_data(theirs), n_bytes)
+        mtmd.mtmd_bitmap_free(theirs)
+        ours = read(data)
+        assert (ours.width * ours.height * 3, len(ours.pixels)) == (n_bytes, n_bytes), path
+        off = np.abs(rows(ours).ravel() - np.frombuffer(pixels, np.uint8).astype(int))
+        assert off.mean() < 1.5, path
+        n += 1
+    assert n, found
 
 
 def bomb(width: int, height: int) -> bytes:

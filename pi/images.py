@@ -31,7 +31,10 @@ def build() -> None:
         message("the installed wheel of llama-cpp-python has the encoders of images")
         return
     if package.version != recipe.llama_version():
-        raise EdgespecError(f"llama-cpp-python {package.version} is installed; make run installs another")
+        raise EdgespecError(
+            f"llama-cpp-python {package.version} is installed, to which they cannot be linked: make run, or "
+            "make wheels again where it came from"
+        )
     needs.program("c++", "g++")
     made, folder = BUILD / "images", Path(str(package.locate_file(_LIBRARY))).parent
     given = {

@@ -187,7 +187,14 @@ def test_llama_cpps_wheel(machine: str) -> None:
     names, metadata = contents(wheel)
     assert metadata["Version"] == recipe.llama_version() + manylinux.LOCAL_VERSION
     lib = {name.removeprefix("llama_cpp/lib/") for name in names if name.startswith("llama_cpp/lib/")}
-    assert {"libllama.so", "libggml.so.0", "libggml-base.so.0", "ggml_rpc.so", recipe.OPENMP} <= lib
+    assert {
+        "libllama.so",
+        "libggml.so.0",
+        "libggml-base.so.0",
+        "libmtmd.so",
+        "ggml_rpc.so",
+        recipe.OPENMP,
+    } <= lib
     assert {f"libggml-cpu-{name}.so" for name in FEATURES[machine]} <= lib
     assert not [name for name in names if name.startswith(("bin/", "lib/", "include/"))]
     with zipfile.ZipFile(wheel) as archive:

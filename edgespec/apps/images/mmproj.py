@@ -57,9 +57,10 @@ def find_mmproj(
     """Return the file of the image encoder for the model at `target`; None if there is none.
 
     `given`: a path or a name as of `resolve`; without it models.toml may name one. Of several beside the
-    target one that fits it is chosen, in F16 if possible. Without any its repository of the hub is searched,
-    if `ask_hub` also for files that are not here. A missing file is pulled; if `pull_missing` is false, the
-    path that it will have is returned. Raises EdgespecError for a file that is no encoder or does not fit.
+    target one that fits is chosen, then one with words of its name, then one in F16. Without any its
+    repository of the hub is searched, if `ask_hub` also for files that are not here. A missing file is
+    pulled; if `pull_missing` is false, the path that it will have is returned. Raises EdgespecError for a
+    file that is no encoder or does not fit.
     """
     store = Store.default()
     entry = next((one for one in load_registry().entries.values() if store.file(one) == target), None)
@@ -74,8 +75,16 @@ def find_mmproj(
 
 
 def _beside(target: Path) -> Path | None:
-    found = [path for path in target.parent.glob("*.gguf") if is_projector(path.name)]
-    return min(found, key=lambda path: (not _fits(path, target), _rank(path.name)), default=None)
+    def rank(path: Path) -> tuple[bool, int, tuple[bool, str]]:
+        return not _fits(path, target), -len(_words(path.stem) & _words(target.stem)), _rank(path.name)
+
+    return min(
+        (path for path in target.parent.glob("*.gguf") if is_projector(path.name)), key=rank, default=None
+    )
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower().replace(quantization_in(name).lower() or "\0", "")))
 
 
 def _in_repository(target: Path, entry: Entry | None, ask_hub: bool) -> str:

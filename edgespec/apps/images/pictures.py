@@ -75,7 +75,7 @@ def read_picture(data: bytes, name: str) -> Picture:
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
-        raise _refused(name, "Pillow is missing, which reads pictures; run `make images`") from None
+        raise _refused(name, "no Pillow, which reads pictures: make images, or pip install pillow") from None
     _check_bytes(data, name)
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS is below where it warns
     try:

@@ -67,6 +67,8 @@ def test_of_several_the_one_that_fits_is_chosen_and_f16_first(
     assert find_mmproj(path, None) == folder / "mmproj-q8_0.gguf"
     copied(folder, mmproj__z__F16=eye)
     assert find_mmproj(path, None) == folder / "mmproj-z-F16.gguf"
+    copied(folder, mmproj__target__q8_0=eye)
+    assert find_mmproj(path, None) == folder / "mmproj-target-q8_0.gguf"
     assert find_mmproj(path, folder / "mmproj-q8_0.gguf") == folder / "mmproj-q8_0.gguf"
 
 

@@ -172,7 +172,7 @@ $(VENV)/.forge: $(VENV)/.installed
 	$(PIP) install 'edgespec[forge]' # what it needs: a second installation would compile all of it again
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
+$(VENV)/.dev: $(VENV)/.images
 	@grep -qs '"editable"' "$(PACKAGES)"/edgespec-*.dist-info/direct_url.json || { echo "edgespec: installed from dist/," \
 		"as no compiler was here; to develop it: apt install gcc g++ python3-dev, rm -r $(VENV)" >&2; exit 1; }
 	-@$(PIP) install uv # a quarter of pip's time, but it knows no pip.conf

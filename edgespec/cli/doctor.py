@@ -145,11 +145,11 @@ def _print_speech(speech: Report) -> None:
 
 
 def _print_images(images: Report) -> None:
-    if images["file"]:
+    if images["bytes"]:
         name, size = Path(images["file"]).name, _size(images["bytes"])
         print_line("", f"images: {name} ({images['projector']}), {size} more once the first comes")
     if images["problem"]:
-        print_line("", f"images not read here: {images['problem']}")
+        print_line("", f"images: {images['problem']}")
 
 
 def _print_model(model: Report) -> None:

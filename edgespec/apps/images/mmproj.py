@@ -137,6 +137,8 @@ def image_facts(target: Path) -> dict[str, Any]:
     try:
         if (path := find_mmproj(target, None, pull_missing=False, ask_hub=False)) is None:
             return told
+        if not path.exists():
+            return told | {"file": str(path), "problem": "their encoder is pulled with the first one"}
         found = facts(path)
     except EdgespecError as error:
         return told | {"problem": str(error)}

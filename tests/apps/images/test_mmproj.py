@@ -119,6 +119,11 @@ def test_one_in_the_repository_is_pulled_with_the_first_image(
         assert find_mmproj(target, None, pull_missing=False, ask_hub=False) is None
         expected = find_mmproj(target, None, pull_missing=False)
         assert not server.downloads("mmproj")
+        eyeless = user_models_file().read_text()
+        user_models_file().write_text(f'{eyeless}mmproj = "hf:me/repo/mmproj-F16.gguf"\n')
+        if named == "m":
+            assert "pulled" in image_facts(target)["problem"]
+        user_models_file().write_text(eyeless)
         found = find_mmproj(target, None)
         assert found is not None
         assert found == expected

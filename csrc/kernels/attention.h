@@ -338,11 +338,18 @@ void weigh(const AttentionUnit &unit, const BlockRows &rows, int first, int last
     }
     for (int r = first; r < last; r++) {
         F total = f_zero();
-        for (int v = 0; v < ATTN_BLOCK / LANES; v++) {
-            float *const at = scores + r * ATTN_BLOCK + v * LANES;
-            const F w = f_exp(f_sub(f_load(at), f_set1(state.max[r])));
-            total = f_add(total, w);
-            f_store(at, w);
+        for (float *at = scores + r * ATTN_BLOCK; at < scores + (r + 1) * ATTN_BLOCK; at += 4 * LANES) {
+            F w[4];
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; v++) {
+                w[v] = f_sub(f_load(at + v * LANES), f_set1(state.max[r]));
+            }
+            f_exp_below<4>(w);
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; v++) {
+                total = f_add(total, w[v]);
+                f_store(at + v * LANES, w[v]);
+            }
         }
         state.sum[r] = state.sum[r] * correction[r] + f_reduce_add(total);
     }

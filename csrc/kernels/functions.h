@@ -1,19 +1,49 @@
 // Functions of vectors of floats.
 #pragma once
 
-// e^x; exactly 1 at 0, exactly 0 below -87 (also at -infinity). Cody-Waite reduction, Cephes' polynomial.
+// e^r for r = x - n ln 2, n being a whole number near x / ln 2. Cody-Waite reduction, Cephes' polynomial. Of several x at
+// once, as each step waits for the one before.
+template <int N> inline void f_exp_rest(const F *x, const F *n, F *p) {
+    constexpr float C[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+    F r[N];
+#pragma GCC unroll 4
+    for (int i = 0; i < N; i++) {
+        r[i] = f_fnma(n[i], f_set1(-2.12194440e-4f), f_fnma(n[i], f_set1(0.693359375f), x[i]));
+        p[i] = f_set1(C[0]);
+    }
+#pragma GCC unroll 5
+    for (int c = 1; c < 6; c++) {
+#pragma GCC unroll 4
+        for (int i = 0; i < N; i++) {
+            p[i] = f_fma(p[i], r[i], f_set1(C[c]));
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < N; i++) {
+        p[i] = f_fma(f_mul(r[i], r[i]), p[i], f_add(r[i], f_set1(1)));
+    }
+}
+// e^x; exactly 1 at 0, exactly 0 below -87 (also at -infinity).
 inline F f_exp(F x) {
     const F n = f_round(f_mul(x, f_set1(1.44269504f)));
-    F r = f_fnma(n, f_set1(0.693359375f), x);
-    r = f_fnma(n, f_set1(-2.12194440e-4f), r);
-    F p = f_set1(1.9875691500e-4f);
-    p = f_fma(p, r, f_set1(1.3981999507e-3f));
-    p = f_fma(p, r, f_set1(8.3334519073e-3f));
-    p = f_fma(p, r, f_set1(4.1665795894e-2f));
-    p = f_fma(p, r, f_set1(1.6666665459e-1f));
-    p = f_fma(p, r, f_set1(5.0000001201e-1f));
-    p = f_fma(f_mul(r, r), p, f_add(r, f_set1(1)));
+    F p;
+    f_exp_rest<1>(&x, &n, &p);
     return f_zero_unless_above(x, -87.0f, f_ldexp(p, n));
+}
+// The same bits for x that are not above 0: where the result is not 0 it is a normal number, so n is added to its exponent.
+template <int N> inline void f_exp_below(F *x) {
+    const F whole = f_set1(12582912); // 1.5 * 2^23: what is added to it ends up in its lowest bits, rounded
+    F shifted[N], n[N], p[N];
+#pragma GCC unroll 4
+    for (int i = 0; i < N; i++) {
+        shifted[i] = f_add(f_mul(x[i], f_set1(1.44269504f)), whole);
+        n[i] = f_sub(shifted[i], whole);
+    }
+    f_exp_rest<N>(x, n, p);
+#pragma GCC unroll 4
+    for (int i = 0; i < N; i++) {
+        x[i] = f_zero_unless_above(x[i], -87.0f, f_cast(i_add(i_cast(p[i]), i_shl32<23>(i_cast(shifted[i])))));
+    }
 }
 inline float exp1(float x) {
     float y[LANES];

@@ -60,7 +60,7 @@ struct Attention {
 
     Attention(const ggml::Tensor *op, const Views *views);
     int64_t n_units() const { return n_heads * (by_segment ? n_pieces : n_tiles); }
-    size_t state_floats() const { return AttentionState::n_floats(value_dim, ATTN_ROWS); }
+    size_t state_floats() const { return AttentionState::n_floats(value_dim, n_rows < ATTN_ROWS ? (int)n_rows : ATTN_ROWS); }
 };
 
 // One context's executor; it keeps its work memory from graph to graph.

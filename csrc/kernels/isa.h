@@ -9,7 +9,7 @@
 namespace edgespec {
 
 constexpr int MAX_TILE = 8;         // tokens that share one pass over a group of weights
-constexpr int ATTN_ROWS = 48;       // most (token, head) rows of one attention unit
+constexpr int ATTN_ROWS = 96;       // most (token, head) rows of one attention unit
 constexpr int ATTN_BLOCK = 64;      // cached tokens of one round of the online softmax
 constexpr int ATTN_SEGMENT = 256;   // cached tokens whose partial results are merged in a second round
 constexpr int MAX_HEAD_DIM = 576;   // of keys; that of MLA

@@ -16,8 +16,8 @@ extern "C" {
 
 #define ES_API __attribute__((visibility("default")))
 
-/* The instruction set in use: "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "neon-dotprod", "neon"; "" when this CPU
- * has none of them. */
+/* The instruction set in use: "amx-int8", "avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm",
+ * "neon-dotprod", "neon"; "" when this CPU has none of them. */
 ES_API const char *es_kernels_isa(void);
 
 /* Choose another one, before the first model is loaded. 0, or -1: unknown, or this CPU lacks it. */
@@ -35,6 +35,14 @@ ES_API struct es_prefetch es_kernels_prefetch(void);
 
 /* Choose another one: 0, or -1 if there is no such level or `bytes` is not in 0 .. 1 MiB. */
 ES_API int es_kernels_set_prefetch(struct es_prefetch prefetch);
+
+/* What Linux says to this process when it wants AMX's tile registers: 0, it may use them; an errno; -1: the processor has
+ * none. */
+ES_API int es_kernels_tiles(void);
+
+/* From how many tokens on products go through tile registers, from 16 on, or 0, never; 16 at start. Results do not depend on it.
+ * 0, or -1 for other numbers. */
+ES_API int es_kernels_set_wide_from(int64_t tokens);
 
 /* Why ggml_backend_init refused the ggml it found; "" if it did not. */
 ES_API const char *es_kernels_refusal(void);

@@ -58,7 +58,7 @@ void Routing::sort() {
             continue;
         }
         first_tiles_[(size_t)n_active_++] = (int32_t)n_tiles_;
-        const int64_t tiles = edgespec::n_tiles(count);
+        const int64_t tiles = edgespec::n_tiles(count, count < wide_from_ ? MAX_TILE : WIDE_TILE);
         for (int64_t t = 0; t < tiles; t++) {
             const int32_t begin = (int32_t)tile_begin(count, tiles, t), last = (int32_t)tile_begin(count, tiles, t + 1);
             tiles_[(size_t)n_tiles_++] = {(int32_t)matrix, first + begin, last - begin};
@@ -115,7 +115,7 @@ void Executor::matmul_routed(const Step &step, int thread, int n) {
                                  acts_,    (float *)op->data};
         for (int64_t t = routing.first_tile(i); t < routing.first_tile(i + 1); t++) {
             const Routing::Tile &tile = routing.tile(t);
-            float *y[MAX_TILE];
+            float *y[WIDE_TILE];
             for (int c = 0; c < tile.n; c++) {
                 y[c] = product.y + (int64_t)routing.row(tile.first + c) * product.rows;
             }

@@ -9,7 +9,7 @@
 namespace edgespec {
 
 // The rows of a product, sorted by their matrix, so that each matrix is read once for all of its rows in the pass.
-// Sorted, row i is in slot i; slots of a matrix are cut into tiles of at most MAX_TILE.
+// Sorted, row i is in slot i; slots of a matrix are cut into tiles, wide ones from a number of rows on.
 class Routing {
   public:
     struct Tile {
@@ -21,6 +21,9 @@ class Routing {
 
     // Whether it is that of `product` too.
     bool fits(const ggml::Tensor *product) const;
+
+    // That number for one of its products: the largest counts for all.
+    void set_wide_from(int64_t rows) { wide_from_ = wide_from_ < rows ? rows : wide_from_; }
 
     // Read the experts of each row, which are known only once the graph has computed them.
     void sort();
@@ -40,7 +43,7 @@ class Routing {
 
   private:
     const ggml::Tensor *product_;
-    int64_t n_matrices_;
+    int64_t n_matrices_, wide_from_ = LEAST_WIDE;
     std::vector<int32_t> rows_, ends_, first_tiles_; // by slot; by matrix; by active matrix and one more
     std::vector<Tile> tiles_;
     int64_t n_tiles_ = 0, n_active_ = 0;

@@ -2,6 +2,7 @@
 // small.cpp.
 #include "full_attention.h"
 #include "graph.h"
+#include "product.h"
 #include "tensor.h"
 
 #include <algorithm>
@@ -63,6 +64,7 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
     parts_.clear();
     recurrence_floats_ = 0;
     n_views_ = 0;
+    wide_from_ = edgespec::wide_from(isa_);
 
     std::vector<const Tensor *> ops;
     for (const Tensor *node : nodes) {
@@ -150,6 +152,9 @@ void Executor::plan_product(Planning &p, const Tensor *op) {
     const Format &format = FORMATS[find_type(w->type)];
     const bool routed = op->op == OP_MUL_MAT_ID || w->ne[2] > 1;
     const size_t routing = routed ? plan_routing(op) : NONE;
+    if (routed) {
+        routings_[routing].set_wide_from(edgespec::wide_from(wide_from_, format.acts));
+    }
     if (p.quantized != x || p.routing != routing || p.act_kind != format.acts) {
         steps_.emplace_back(routed ? &Executor::quantize_routed : &Executor::quantize, op);
         steps_.back().routing = routing;

@@ -187,6 +187,7 @@ class Executor {
     std::unique_ptr<char[]> memory_;
     size_t memory_size_ = 0;
     int8_t *acts_ = nullptr;
+    int64_t wide_from_ = INT64_MAX; // tokens of the products of this graph
     float *states_ = nullptr;
     size_t recurrence_floats_ = 0; // of states_, for each thread
     uint64_t *keys_ = nullptr; // n_keys_ for each thread, to sort

@@ -1,4 +1,4 @@
-// The kernels of one instruction set, as a table of functions; isa.cpp and matmul_*.cpp are compiled once for each.
+// The kernels of one instruction set, as a table of functions; isa.cpp, matmul_*.cpp and wide.cpp are compiled once for each.
 //
 // Every kernel computes an output from its inputs in one fixed order of operations, whatever the number of
 // tokens beside it: *batch invariance*, which the exactness of a greedy stream rests on.
@@ -9,6 +9,7 @@
 namespace edgespec {
 
 constexpr int MAX_TILE = 8;         // tokens that share one pass over a group of weights
+constexpr int LEAST_WIDE = 16, WIDE_TILE = 64; // and of a wide tile, for tile registers
 constexpr int ATTN_ROWS = 96;       // most (token, head) rows of one attention unit
 constexpr int ATTN_BLOCK = 64;      // cached tokens of one round of the online softmax
 constexpr int ATTN_SEGMENT = 256;   // cached tokens whose partial results are merged in a second round
@@ -26,6 +27,7 @@ constexpr int CACHE_BLOCK[N_CACHES] = {64, 34, 18}; // bytes of 32 numbers
 //     for the K types       in even steps d (float), 32 a, 32 b, S of this step and of the next one (16 bits each),
 //                           in odd ones a and b of this step (16 bits each), 32 a, 32 b, a and b of the step before.
 // Those with a factor are int32, or as the instruction set starts its sums (ByteSums).
+// In a wide tile two steps are together: their nc x 64 int8, token by token, then the numbers of both.
 // As floats: nc x 32 of them; or nc x 32 of BF16, then as much of nothing, where the processor multiplies these.
 constexpr int64_t record_bytes(Acts acts, int64_t nc) { return (acts == BYTES_32 || acts == BYTES_256 ? 48 : 128) * nc; }
 // Steps of `columns` columns: whole packets of the simple types; the others have whole ones anyway.
@@ -44,6 +46,11 @@ struct Prefetch {
 // Products of token c go to y[c][first] .. y[c][first + rows - 1]. `ahead`: a Prefetch's bytes.
 typedef void MatmulFn(const uint8_t *group, int64_t packets, const int8_t *acts, float *const *y, int64_t first,
                       int rows, int64_t ahead);
+typedef void WideMatmulFn(const uint8_t *group, int64_t packets, const int8_t *acts, int nc, float *const *y,
+                          int64_t first, int rows, int64_t ahead);
+struct WideTable {
+    WideMatmulFn *of[N_TYPES]; // none for floats
+};
 struct MatmulTable {
     MatmulFn *of[N_TYPES][MAX_TILE]; // by the tokens of a tile, less one
 };
@@ -121,6 +128,7 @@ struct Isa {
     void (*quantize)(const float *x, int64_t columns, Acts acts, int64_t block0, int64_t block1, int8_t *tile, int nc,
                      int c);
     const MatmulTable *matmul[PREFETCH_LEVELS];
+    const WideTable *wide; // of LEAST_WIDE to WIDE_TILE tokens; nullptr: no tile registers
     // Set the state to what places [begin, end) give, at most a segment; both are multiples of ATTN_BLOCK.
     void (*attend)(const AttentionUnit &unit, int64_t begin, int64_t end, const AttentionState &state,
                    const BlockAhead &ahead);
@@ -163,5 +171,14 @@ struct Isa {
 // The best table for this CPU, or nullptr; one by name, or nullptr when unknown or not for this CPU.
 const Isa *best_isa();
 const Isa *find_isa(const char *name);
+
+// What Linux says to a process that wants AMX's tile registers: 0, it may use them; an errno; NO_TILES: there are none.
+constexpr int NO_TILES = -1;
+int ask_for_tiles();
+// From how many tokens on products of this instruction set go through wide tiles; INT64_MAX: never, as when Linux does not
+// permit tile registers any more.
+int64_t wide_from(const Isa &isa);
+// Choose that number, LEAST_WIDE or more; 0: never. False: another one, and nothing is changed.
+bool set_wide_from(int64_t tokens);
 
 } // namespace edgespec

@@ -17,7 +17,8 @@ using namespace ggml;
 void Executor::quantize(const Step &step, int thread, int n) {
     const Tensor *x = step.op->src[1];
     const Acts acts = FORMATS[find_type(step.op->src[0]->type)].acts;
-    const int64_t columns = x->ne[0], tokens = n_rows(x), blocks = columns / act_columns(acts), tiles = n_tiles(tokens);
+    const int64_t columns = x->ne[0], tokens = n_rows(x), blocks = columns / act_columns(acts);
+    const int64_t tiles = n_tiles(tokens, tile_size(wide_from_, acts, tokens));
     // By blocks, for all tokens of a tile: those are neighbours in the packed activations, and threads that
     // write to the same lines of cache wait for each other (0.75 ms of 26 for 8 tokens).
     const Share share(tiles * blocks, thread, n);
@@ -34,10 +35,10 @@ void Executor::quantize(const Step &step, int thread, int n) {
 
 void Executor::matmul(const Step &step, int thread, int n) {
     const Tensor *w = step.op->src[0];
+    const Type type = find_type(w->type);
     const int64_t tokens = n_rows(step.op->src[1]);
-    const Product product = {isa_,     prefetch_, find_type(w->type), w->ne[1],
-                             w->ne[0], tokens,    packed_data(w),     acts_,
-                             (float *)step.op->data};
+    const Product product = {isa_,  prefetch_, type, w->ne[1], w->ne[0], tokens, packed_data(w),
+                             acts_, (float *)step.op->data, tile_size(wide_from_, FORMATS[type].acts, tokens)};
     const int64_t chunks = product.n_chunks(n);
     each_chunk(&counters_[step.index], chunks, thread, n, [&](int64_t chunk) {
         product.run(chunk, chunks);

@@ -17,9 +17,10 @@ constexpr bool PAIRED = false;
 constexpr bool is_paired(int nc, int c) { return PAIRED && c < nc / 2 * 2; }
 
 // Where columns j, j + 1, ... of token c, until the next multiple of 8, lie in a record of nc tokens. Of a pair: 8
-// columns of one, the same of the other; columns 0, 16, 8, 24, so that each half has its columns at + 0 and + 32.
+// columns of one, the same of the other; columns 0, 16, 8, 24, so that each half has its columns at + 0 and + 32. Of a wide tile: from
+// wide_bytes on.
 inline int act_place(int nc, int c, int j) {
-    return is_paired(nc, c) ? c / 2 * 64 + j / 8 % 2 * 32 + j / 16 * 16 + c % 2 * 8 + j % 8 : 32 * c + j;
+    return nc > MAX_TILE ? 64 * c + j : is_paired(nc, c) ? c / 2 * 64 + j / 8 % 2 * 32 + j / 16 * 16 + c % 2 * 8 + j % 8 : 32 * c + j;
 }
 
 #ifdef __ARM_FEATURE_MATMUL_INT8

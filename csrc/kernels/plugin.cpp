@@ -382,6 +382,10 @@ int es_kernels_set_isa(const char *name) {
     return 0;
 }
 
+int es_kernels_tiles() { return ask_for_tiles(); }
+
+int es_kernels_set_wide_from(int64_t tokens) { return set_wide_from(tokens) ? 0 : -1; }
+
 es_prefetch es_kernels_prefetch() { return {plugin().prefetch.level, plugin().prefetch.bytes}; }
 
 int es_kernels_set_prefetch(es_prefetch chosen) {

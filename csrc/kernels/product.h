@@ -8,9 +8,12 @@
 
 namespace edgespec {
 
-// Tokens go through the products in tiles of about the same size, MAX_TILE at the most.
+// Tokens go through the products in tiles of about the same size, MAX_TILE or WIDE_TILE at the most: a wide one where they
+// are bytes, from a number of tokens on (see wide_from).
+inline int64_t wide_from(int64_t from, Acts acts) { return acts == BYTES_32 || acts == BYTES_256 ? from : INT64_MAX; }
+inline int64_t tile_size(int64_t from, Acts acts, int64_t n) { return n < wide_from(from, acts) ? MAX_TILE : WIDE_TILE; }
 inline int64_t tile_begin(int64_t n, int64_t tiles, int64_t t) { return n * t / tiles; }
-inline int64_t n_tiles(int64_t n) { return (n + MAX_TILE - 1) / MAX_TILE; }
+inline int64_t n_tiles(int64_t n, int64_t most = MAX_TILE) { return (n + most - 1) / most; }
 
 struct Product {
     const Isa &isa;
@@ -20,6 +23,7 @@ struct Product {
     const uint8_t *weights; // packed
     const int8_t *acts;     // tile by tile, see isa.h
     float *y;               // [tokens][rows]
+    int64_t most = MAX_TILE; // tokens of a tile
 
     int64_t groups() const { return edgespec::n_groups(rows, isa.layout.lanes); }
     int64_t bytes() const { return group_bytes(type, columns, isa.layout.lanes); } // of a group
@@ -30,7 +34,7 @@ struct Product {
     // them, small enough to stay in cache. As many for each thread: ten of them keep eight threads waiting for two.
     int64_t n_chunks(int n_threads) const {
         int64_t chunks = std::min<int64_t>(n_threads * 8, std::max<int64_t>(n_threads, groups() * bytes() >> 17));
-        if (n_tiles(tokens) > 1) {
+        if (n_tiles(tokens, most) > 1) {
             chunks = std::max(chunks, groups() * bytes() >> 18);
         }
         return std::min(groups(), (chunks + n_threads - 1) / n_threads * n_threads);
@@ -42,19 +46,23 @@ struct Product {
 
     // The products of a chunk with the nc tokens of a tile, which go to y_of[c].
     void multiply(int64_t chunk, int64_t chunks, const int8_t *tile, int nc, float *const *y_of) const {
-        MatmulFn *const kernel = isa.matmul[prefetch.level - 1]->of[type][nc - 1];
         for (int64_t g = first_group(chunk, chunks); g < first_group(chunk + 1, chunks); g++) {
             const int64_t first = g * isa.layout.lanes;
-            kernel(weights + g * bytes(), n_packets(type, columns), tile, y_of, first,
-                   (int)std::min<int64_t>(isa.layout.lanes, rows - first), prefetch.bytes);
+            const int n = (int)std::min<int64_t>(isa.layout.lanes, rows - first);
+            if (nc > MAX_TILE) {
+                isa.wide->of[type](weights + g * bytes(), n_packets(type, columns), tile, nc, y_of, first, n, prefetch.bytes);
+            } else {
+                isa.matmul[prefetch.level - 1]->of[type][nc - 1](weights + g * bytes(), n_packets(type, columns), tile, y_of,
+                                                                 first, n, prefetch.bytes);
+            }
         }
     }
 
     void run(int64_t chunk, int64_t chunks) const {
-        const int64_t tiles = n_tiles(tokens);
+        const int64_t tiles = n_tiles(tokens, most);
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t begin = tile_begin(tokens, tiles, t), nc = tile_begin(tokens, tiles, t + 1) - begin;
-            float *y_of[MAX_TILE];
+            float *y_of[WIDE_TILE];
             for (int64_t c = 0; c < nc; c++) {
                 y_of[c] = y + (begin + c) * rows;
             }

@@ -1,9 +1,19 @@
 // Activations as the products take them: see record_bytes() in isa.h.
 #pragma once
 
-// What goes with the 32 int8 of column c of a record: see isa.h. `sums`: of their halves.
-inline void put_sums(int8_t *record, int nc, int c, bool is_odd, int act_block, float d, const ByteSums *sums) {
-    int8_t *const meta = record + 32 * nc + 4 * c;
+// Where the int8 of step s of a tile begin, and its numbers.
+inline int8_t *bytes_of(int8_t *tile, int nc, int64_t s) {
+    return nc > MAX_TILE ? wide_bytes(tile, nc, s) : tile + s * record_bytes(BYTES_32, nc);
+}
+inline int8_t *numbers_of(int8_t *tile, int nc, int64_t s) {
+    return nc > MAX_TILE ? wide_numbers(tile, nc, s) : bytes_of(tile, nc, s) + 32 * nc;
+}
+
+// What goes with the 32 int8 of step s of column c: see isa.h. `sums`: of their halves.
+inline void put_sums(int8_t *tile, int nc, int c, int64_t s, int act_block, float d, const ByteSums *sums) {
+    const bool is_odd = s % 2;
+    int8_t *const meta = numbers_of(tile, nc, s) + 4 * c, *const even = numbers_of(tile, nc, s - is_odd) + 4 * c;
+    int8_t *const odd = numbers_of(tile, nc, s | 1) + 4 * c;
     const int32_t all = -(sums[0].all() + sums[1].all()), factor = act_block == 32 ? 8 : 32;
     const int32_t starts[2] = {sums[0].start(factor), sums[1].start(factor)};
     if (act_block == 32) {
@@ -16,7 +26,6 @@ inline void put_sums(int8_t *record, int nc, int c, bool is_odd, int act_block, 
         return;
     }
     const int16_t halves[2] = {(int16_t)-sums[0].all(), (int16_t)-sums[1].all()}, whole = (int16_t)all;
-    int8_t *const even = meta - (is_odd ? record_bytes(BYTES_256, nc) : 0), *const odd = even + record_bytes(BYTES_256, nc);
     if (is_odd) {
         __builtin_memcpy(odd, halves, 4);
     } else {
@@ -40,22 +49,21 @@ void quantize_bytes(const float *x, int64_t columns, Acts acts, int64_t block0, 
         }
         const float max = f_reduce_max(f_max(largest[0], largest[1])), d = max / 127, inverse = max > 1e-30f ? 127 / max : 0;
         for (int64_t i = 0; i < n; i += 32) {
-            int8_t *record = tile + (first + i) / 32 * record_bytes(acts, nc);
+            int8_t *const bytes = bytes_of(tile, nc, (first + i) / 32);
             ByteSums sums[2] = {};
             for (int j = 0; j < 32; j += LANES) {
                 const F v = f_mul(f_load(x + first + i + j), f_set1(inverse));
-                i_store_bytes(record + act_place(nc, c, j), v, sums[j / 16]);
+                i_store_bytes(bytes + act_place(nc, c, j), v, sums[j / 16]);
             }
-            put_sums(record, nc, c, (first + i) / 32 % 2, act_block, d, sums);
+            put_sums(tile, nc, c, (first + i) / 32, act_block, d, sums);
         }
     }
     if (block1 * act_block >= columns && columns / 32 % 2) { // the last packet's second step is not there
-        int8_t *record = tile + columns / 32 * record_bytes(acts, nc);
         for (int j = 0; j < 32; j += 8) {
-            __builtin_memset(record + act_place(nc, c, j), 0, 8);
+            __builtin_memset(bytes_of(tile, nc, columns / 32) + act_place(nc, c, j), 0, 8);
         }
         for (int k = 0; k < 4; k++) {
-            __builtin_memset(record + 32 * nc + 4 * c + 4 * nc * k, 0, 4);
+            __builtin_memset(numbers_of(tile, nc, columns / 32) + 4 * c + 4 * nc * k, 0, 4);
         }
     }
 }

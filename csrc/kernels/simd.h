@@ -39,16 +39,28 @@ template <int LEVEL> inline void prefetch(const uint8_t *p, int bytes) {
 #include "simd_neon.h"
 #elif defined(__AVX512F__)
 #define ES_ISA_BF16 ISA_AVX512_BF16
+#define ES_ISA_WIDE ISA_AMX_INT8
 #include "simd_avx512.h"
 #else
+#ifndef __AVXVNNI__
+#define ES_ISA_WIDE ISA_AVX2_TILES
+#define ES_TILES_IN_C
+#endif
 #include "simd_avx2.h"
 #endif
 #include "pairs.h"
+
+// Of a wide tile of nc tokens: where int8 of step s begin, those of a token 64 bytes after the last one's, and its numbers.
+template <class Byte> inline Byte *wide_bytes(Byte *tile, int nc, int64_t s) { return tile + s / 2 * 96 * nc + s % 2 * 32; }
+template <class Byte> inline Byte *wide_numbers(Byte *tile, int nc, int64_t s) {
+    return tile + s / 2 * 96 * nc + (64 + s % 2 * 16) * nc;
+}
 
 } // namespace
 
 // The table of an instruction set's products that prefetch into a level of cache.
 #define ES_JOINED(ISA, LEVEL) ISA##_MATMUL_##LEVEL
 #define ES_MATMUL(ISA, LEVEL) ES_JOINED(ISA, LEVEL)
+#define ES_WIDE(ISA) ES_MATMUL(ISA, WIDE)
 
 } // namespace edgespec

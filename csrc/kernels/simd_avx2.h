@@ -83,12 +83,16 @@ inline void i_put_down(I &x) { __asm__("" : "+m"(x)); } // x is in memory, not i
 inline I i_zero() { return _mm256_setzero_si256(); }
 inline I i_cast(F x) { return _mm256_castps_si256(x); }
 inline I i_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+inline void i_store(void *p, I x) { _mm256_storeu_si256((__m256i *)p, x); }
 inline I i_set1(int32_t x) { return _mm256_set1_epi32(x); }
 inline I i_bytes(int x) { return _mm256_set1_epi8((char)x); }
 inline I i_and(I a, I b) { return _mm256_and_si256(a, b); }
 inline I i_xor(I a, I b) { return _mm256_xor_si256(a, b); }
 // a | (b & c)
 inline I i_or_and(I a, I b, I c) { return _mm256_or_si256(a, _mm256_and_si256(b, c)); }
+inline I i_sub8(I a, I b) { return _mm256_sub_epi8(a, b); }
+inline I i_sub16(I a, I b) { return _mm256_sub_epi16(a, b); }
+inline I i_mul16(I a, I b) { return _mm256_mullo_epi16(a, b); }
 template <int N> inline I i_shl16(I a) { return _mm256_slli_epi16(a, N); }
 template <int N> inline I i_shr16(I a) { return _mm256_srli_epi16(a, N); }
 // The high nibbles of all bytes.

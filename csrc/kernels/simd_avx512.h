@@ -62,12 +62,16 @@ inline F f_int(I x) { return _mm512_cvtepi32_ps(x); }
 inline void i_forget(I &x) { __asm__("" : "+v"(x)); } // the compiler does not know what x is any more
 inline I i_zero() { return _mm512_setzero_si512(); }
 inline I i_load(const void *p) { return _mm512_loadu_si512(p); }
+inline void i_store(void *p, I x) { _mm512_storeu_si512(p, x); }
 inline I i_set1(int32_t x) { return _mm512_set1_epi32(x); }
 inline I i_bytes(int x) { return _mm512_set1_epi8((char)x); }
 inline I i_and(I a, I b) { return _mm512_and_si512(a, b); }
 inline I i_xor(I a, I b) { return _mm512_xor_si512(a, b); }
 // a | (b & c)
 inline I i_or_and(I a, I b, I c) { return _mm512_ternarylogic_epi32(a, b, c, 0xF8); }
+inline I i_sub8(I a, I b) { return _mm512_sub_epi8(a, b); }
+inline I i_sub16(I a, I b) { return _mm512_sub_epi16(a, b); }
+inline I i_mul16(I a, I b) { return _mm512_mullo_epi16(a, b); }
 template <int N> inline I i_shl16(I a) { return _mm512_slli_epi16(a, N); }
 template <int N> inline I i_shr16(I a) { return _mm512_srli_epi16(a, N); }
 // The high nibbles of all bytes.

@@ -70,8 +70,9 @@ struct Products {
             if (!weights) {
                 return false;
             }
-            products.push_back({*isa(), prefetch, find_type(shape.type), shape.rows, shape.columns, n, weights, nullptr, nullptr});
             const Acts acts = FORMATS[find_type(shape.type)].acts;
+            products.push_back({*isa(), prefetch, find_type(shape.type), shape.rows, shape.columns, n, weights, nullptr, nullptr,
+                                tile_size(wide_from(*isa()), acts, n)});
             act_bytes = std::max(act_bytes, n_steps(shape.columns) * record_bytes(acts, n));
             rows = std::max(rows, shape.rows);
         }

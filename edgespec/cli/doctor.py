@@ -135,6 +135,10 @@ def _print_kernels(found: Report) -> None:
         why = f"measured: {gain}" if prefetch["measured"] else f"the default: {prefetch['reason']}"
         where = f"{prefetch['bytes']} bytes ahead into cache level {prefetch['level']}"
         print_line("", f"weights fetched {where} ({why})")
+    if tiles := found["tiles"]:
+        n = tiles["from_tokens"]
+        used = f"from {n} tokens on" if n else "slower here, as measured"
+        print_line("", f"tile registers (AMX): {tiles['why_not'] or used}")
 
 
 def _print_speech(speech: Report) -> None:

@@ -169,6 +169,8 @@ def _kernels(loaded: Kernels) -> Report:
             "reason": choice.reason,
             "gain": choice.gain,
         },
+        "tiles": loaded.plugin
+        and {"why_not": loaded.plugin.why_no_tiles, "from_tokens": choice.wide_from if choice else 0},
     }
 
 

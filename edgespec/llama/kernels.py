@@ -12,6 +12,7 @@ at a time.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import os
 import threading
@@ -43,6 +44,7 @@ from edgespec.llama.selftest import SelfTest, self_test
 from edgespec.platform.machine import available_bytes
 
 STOCK = "stock"
+TILES = "amx-int8"  # the instruction set with tile registers
 """Name of llama.cpp's own kernels, where edgespec names the kernels in use."""
 
 _RUNS, _RUN_S, _PAUSE_S = 5, 0.1, 0.15  # of measuring how fast memory is read: what disturbs one may be over
@@ -72,6 +74,8 @@ class Plugin:
             self._isa = library.es_kernels_isa
             self._set_isa = library.es_kernels_set_isa
             self._set_prefetch = library.es_kernels_set_prefetch
+            self._set_wide_from = library.es_kernels_set_wide_from
+            self._tiles = library.es_kernels_tiles
             self._refusal = library.es_kernels_refusal
             self._enable = library.es_kernels_enable
             self._device, self._ask_for_weights = (
@@ -89,6 +93,7 @@ class Plugin:
         self._isa.restype = self._refusal.restype = ctypes.c_char_p
         self._set_isa.argtypes = (ctypes.c_char_p,)
         self._set_prefetch.argtypes = (CPrefetch,)
+        self._set_wide_from.argtypes = (ctypes.c_int64,)
         self._enable.argtypes, self._enable.restype = (ctypes.c_int,), None
         self._device.argtypes, self._device.restype = (ctypes.c_int,), ctypes.c_void_p
         self._ask_for_weights.argtypes, self._ask_for_weights.restype = (ctypes.c_int,), None
@@ -112,6 +117,15 @@ class Plugin:
     def set_prefetch(self, prefetch: Prefetch) -> bool:
         """Choose how weights are prefetched, before the first model; False: invalid."""
         return bool(self._set_prefetch(prefetch.for_c()) == 0)
+
+    def set_wide_from(self, tokens: int) -> bool:
+        """Choose from how many tokens on tile registers are used, 0: never; False: invalid."""
+        return bool(self._set_wide_from(tokens) == 0)
+
+    @property
+    def why_no_tiles(self) -> str:
+        """Why AMX's tile registers are not used; "" if they are."""
+        return why_no_tiles(int(self._tiles()), self.isa)
 
     def join_ggml(self) -> str:
         """Register the plugin as a ggml backend; return "" or why ggml refused it."""
@@ -256,6 +270,7 @@ def _load(retest: bool) -> Kernels:
     if not test.passed:
         return Kernels(f"the self-test of edgespec's kernels {test.reason}", self_test=test)
     plugin.set_prefetch(test.choice.prefetch)  # refuses an invalid one: the default stays
+    plugin.set_wide_from(test.choice.wide_from)
     if refusal := plugin.join_ggml():
         return Kernels(f"ggml and edgespec's kernels do not fit: {refusal}", self_test=test)
     return Kernels("", plugin, test)
@@ -266,7 +281,7 @@ def _open(path: Path, isa: str) -> Plugin:
     if isa and not plugin.set_isa(isa):
         raise UsageError(
             f"EDGESPEC_KERNELS_ISA={isa}: not an instruction set of edgespec's kernels on this processor "
-            "(avx512-bf16, avx512-vnni, avx-vnni, avx2; neon-i8mm, neon-dotprod, neon)"
+            "(amx-int8, avx512-bf16, avx512-vnni, avx-vnni, avx2; neon-i8mm, neon-dotprod, neon)"
         )
     return plugin
 
@@ -278,6 +293,25 @@ def load_untested(path: Path, isa: str) -> str:
     refusal = plugin.join_ggml()
     _loaded = Kernels(refusal, None if refusal else plugin)
     return refusal
+
+
+_NO_TILES = {
+    -1: "this processor has none",
+    **dict.fromkeys(
+        (errno.EINVAL, errno.EOPNOTSUPP), "this Linux gives none to programs (5.16 and newer can)"
+    ),
+    **dict.fromkeys(
+        (errno.EPERM, errno.EACCES, errno.ENOSYS), "a container or seccomp filter refuses arch_prctl"
+    ),
+    errno.ENOSPC: "a signal stack of this process is too small for them",
+}
+
+
+def why_no_tiles(answer: int, isa: str) -> str:
+    """Return why `isa` uses no tile registers; "" if it does. `answer` is what es_kernels_tiles() returns."""
+    if answer:
+        return _NO_TILES.get(answer) or f"arch_prctl: {os.strerror(answer)}"
+    return "" if isa == TILES else f"{isa} is used"
 
 
 class WeightPacking:

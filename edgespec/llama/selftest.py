@@ -6,7 +6,8 @@
 A crash, a hang or a wrong result stays in the child and becomes one line here. The result is stored in
 `selftest-KEY.json` in the cache directory; KEY is a hash of all it depends on: the bytes of the plugin, of
 llama.cpp's libraries and of the test, the processor and the instruction set. The child of kernels that pass
-also measures which way to prefetch weights is faster on this machine.
+also measures which way to prefetch weights is faster on this machine, and from how many tokens on tile
+registers are.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class PrefetchChoice(msgspec.Struct, frozen=True):
     """How many times as fast as with the default the products are."""
     reason: str = "it is measured where the result can be stored"
     """Why nothing was measured; "" if it was."""
+    wide_from: int = 16
+    """From how many tokens on products go through tile registers, where there are any; 0: never."""
 
 
 class SelfTest(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ stock kernels and packed:
 
 Then the matrix products of a layer, for one token and for eight, are timed in turns with weights prefetched
 into level 2, the default, and into level 1. The default stays unless the other is clearly faster, and if
-other programs were busy meanwhile.
+other programs were busy meanwhile. Those of more tokens are timed with tile registers and without.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import functools
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -278,6 +278,21 @@ def faster_prefetch(rounds: Sequence[Sequence[float]]) -> PrefetchChoice:
     return PrefetchChoice(PREFETCHES[1], round(gain, 3), "")
 
 
+def fewest_in_tiles(seconds: Callable[[int, int], float]) -> int:
+    """Return from how many tokens on tile registers are faster; 0: they never are.
+
+    `seconds` tells what n tokens take where tile registers are used from a number of tokens on.
+    """
+    fewest = 0
+    for n in (64, 32, 16):
+        rounds = [(seconds(n, 0), seconds(n, n)) for _ in range(_FEWEST_ROUNDS)]
+        without, with_them = map(statistics.median, zip(*rounds, strict=True))
+        if with_them >= without:
+            break
+        fewest = n
+    return fewest
+
+
 def _measured(plugin: Path, isa: str) -> PrefetchChoice:
     size, available = beyond_caches(), available_bytes()
     if available is not None and size > available / 4:
@@ -294,10 +309,17 @@ def _measured(plugin: Path, isa: str) -> PrefetchChoice:
             if perf_counter() - began > 4 * _BUDGET_S:
                 return PrefetchChoice(reason="the machine is too slow for it")
             rounds.append([of_size[PREFETCHES[0]] / of_size[PREFETCHES[1]] for of_size in times])
+
+        def seconds(n: int, wide_from: int) -> float:
+            kernels.Plugin(plugin).set_wide_from(wide_from)
+            return stream.products(_LAYER_1_5B, n, PREFETCHES[0], default_threads())
+
+        wide_from = fewest_in_tiles(seconds) if isa == kernels.TILES else PrefetchChoice().wide_from
         busy = load.processors()
     if busy is not None and busy > MOST_OTHER_LOAD:
         return PrefetchChoice(reason=f"other programs kept {busy:.1f} processors busy")
-    return faster_prefetch(rounds[1:])  # the first warms up
+    choice = faster_prefetch(rounds[1:])  # the first warms up
+    return msgspec.structs.replace(choice, wide_from=wide_from)
 
 
 def _send(choice: PrefetchChoice) -> None:

@@ -248,7 +248,9 @@ def test_the_real_kernels(kernels, new_process, packable_path):
     again = new_process("--json", "--retest", packable_path)
     when = [json.loads(process.stdout)["kernels"]["self_test"]["when"] for process in (first, again)]
     assert when[0] < when[1]
+    assert report["kernels"]["tiles"]["why_not"] == kernels.plugin.why_no_tiles
     text = new_process(packable_path).stdout
+    assert "tile registers (AMX): " in text
     assert f"self-test passed ({kernels.name}" in text
     assert "weights fetched " in text
 

@@ -42,7 +42,10 @@ BYTE_SCALES = {
     "nvfp4": (4, range(40, 70), (0x7E,), range(9), (0x7F, 1)),
 }
 FLOATS = ("f16", "bf16")
-ISAS = ("avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "neon-dotprod", "neon")
+ISAS = (
+    *("amx-int8", "avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "avx2-tiles"),
+    *("neon-i8mm", "neon-dotprod", "neon"),
+)
 MAX_TOKENS = 32
 
 pytestmark = [
@@ -81,6 +84,7 @@ def library():
     library.es_kernels_hadamard.argtypes = (int64, int64, pointer, pointer, pointer, ctypes.c_int)
     library.es_kernels_isa.restype = ctypes.c_char_p
     library.es_kernels_set_prefetch.argtypes = (CPrefetch,)
+    library.es_kernels_set_wide_from.argtypes = (int64,)
     chosen = library.es_kernels_isa()
     yield library
     library.es_kernels_set_isa(chosen)
@@ -288,15 +292,16 @@ def test_products_of_integers_are_exact(library, isa, name):
 def test_products_are_the_same_bits_on_all_instruction_sets(library, name):
     rng = np.random.default_rng(12)
     weights, columns = sane_weights(rng, name)
-    x = rng.normal(0, 1, (11, columns)).astype(np.float32)
-    products = {
-        isa: matmul(library, name, columns, weights, x)
-        for isa in ISAS
-        if library.es_kernels_set_isa(isa.encode()) == 0
-    }
-    first = next(iter(products.values()))
-    for isa, each in products.items():
-        np.testing.assert_array_equal(each, first, isa)
+    x = rng.normal(0, 1, (100, columns)).astype(np.float32)
+    for n in (11, 16, 37, 64, 100):  # from 16 on by tile registers, where there are any, 64 at the most
+        products = {
+            isa: matmul(library, name, columns, weights, x[:n])
+            for isa in ISAS
+            if library.es_kernels_set_isa(isa.encode()) == 0
+        }
+        first = next(iter(products.values()))
+        for isa, each in products.items():
+            np.testing.assert_array_equal(each, first, isa)
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -403,6 +408,21 @@ def test_a_prefetch_that_does_not_exist_is_refused(library, prefetching, prefetc
     assert prefetching(prefetch) == -1
     kept = library.es_kernels_prefetch()
     assert (kept.level, kept.bytes) == (2, 4096)
+
+
+def test_tile_registers_are_used_from_a_number_of_tokens_on(library, isa):
+    """Which are numbers of 16 and more, or 0, never."""
+    rng = np.random.default_rng(10)
+    weights, columns = sane_weights(rng, "q4_k")
+    x = rng.normal(0, 1, (40, columns)).astype(np.float32)
+    rows = matmul(library, "q4_k", columns, weights, x)
+    try:
+        for wide_from in (0, 16, 41):
+            assert library.es_kernels_set_wide_from(wide_from) == 0
+            np.testing.assert_array_equal(matmul(library, "q4_k", columns, weights, x), rows)
+        assert {library.es_kernels_set_wide_from(wide_from) for wide_from in (-1, 1, 15)} == {-1}
+    finally:
+        library.es_kernels_set_wide_from(16)
 
 
 # ---- timing ----

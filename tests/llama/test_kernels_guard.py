@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import re
@@ -229,12 +230,12 @@ def test_models_load_one_at_a_time(recorder: Recorder, tiny_path: Path) -> None:
 # ---- the real plugin ----
 
 
-@pytest.mark.parametrize("isa", ["", "avx2"])
+@pytest.mark.parametrize("isa", ["", "avx2", "avx2-tiles"])
 def test_the_real_kernels_are_used_and_named(
     kernels: Kernels, run: Run, packable_path: Path, isa: str
 ) -> None:
-    """Plain and speculative text are the same, bit for bit as the logits are."""
-    options = ("run", "-t", packable_path, "abc", "-n", 40, "--temp", 0, "--json")
+    """Plain and speculative text are the same, as the logits are, with a prompt that fills tiles."""
+    options = ("run", "-t", packable_path, "abc" * 12, "-n", 40, "--temp", 0, "--json")
     texts = []
     for drafting in (
         ("--drafter", "none"),
@@ -285,6 +286,23 @@ def test_the_kept_choice_of_a_prefetch_is_used(
         check=True,
     )
     assert process.stdout == f"{used[0]} {used[1]}\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "isa", "why"),
+    [
+        (0, "amx-int8", ""),
+        (0, "avx2", "avx2 is used"),
+        (-1, "avx2", "this processor has none"),
+        (errno.EINVAL, "avx512-bf16", "5.16"),  # an older Linux does not know the question
+        (errno.EOPNOTSUPP, "avx512-bf16", "this Linux gives none"),
+        (errno.EPERM, "avx512-bf16", "seccomp"),
+        (errno.ENOSPC, "avx512-bf16", "signal stack"),
+        (errno.ENOMEM, "avx512-bf16", os.strerror(errno.ENOMEM)),
+    ],
+)
+def test_why_there_are_no_tile_registers(answer: int, isa: str, why: str) -> None:
+    assert (why in room.why_no_tiles(answer, isa)) if why else not room.why_no_tiles(answer, isa)
 
 
 def test_a_model_with_nothing_to_pack_is_stock(kernels: Kernels, generate: Run, tmp_path: Path) -> None:

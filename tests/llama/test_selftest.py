@@ -18,7 +18,7 @@ from edgespec.llama import selftest, selftest_child
 from edgespec.llama.kernel_timing import Prefetch
 from edgespec.llama.kernels import Kernels
 from edgespec.llama.selftest import FAILED, PrefetchChoice, self_test
-from edgespec.llama.selftest_child import PREFETCHES, faster_prefetch
+from edgespec.llama.selftest_child import PREFETCHES, faster_prefetch, fewest_in_tiles
 from edgespec.platform.processes import ChildExit, run_in_child
 
 CRASHED = ChildExit(-signal.SIGSEGV, "")
@@ -336,6 +336,14 @@ def test_the_default_stays_unless_the_other_is_clearly_faster(
     assert not choice.reason
     assert (choice.prefetch == PREFETCHES[1]) == is_chosen
     assert choice.gain == pytest.approx(1.25 if is_chosen else 1.0, rel=noise + 1e-9)
+
+
+@pytest.mark.parametrize("wins", [(), (64,), (32, 64), (16, 32, 64), (16,)])
+def test_tile_registers_are_used_from_where_they_are_faster_on(wins: tuple[int, ...]) -> None:
+    def seconds(n: int, wide_from: int) -> float:
+        return 1.0 if not wide_from else 0.5 if n in wins else 1.5
+
+    assert fewest_in_tiles(seconds) == (min(wins) if 64 in wins else 0)
 
 
 def _no_home(_path: Path) -> Path:

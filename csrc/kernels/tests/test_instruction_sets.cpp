@@ -1,4 +1,4 @@
-// Products of all types are the same bits on all instruction sets of this processor, with 1 to 9 tokens; and unpacking
+// Products of all types are the same bits on all instruction sets of this processor, with 1 to 9 tokens and more; and unpacking
 // gives back what was packed. Under qemu this is the test of what no processor here has (tests/pi/test_pi_wheels.py).
 // An encoder's attention and its activation are near what they stand for on all of them.
 // Types whose tables are ggml's are left out unless its library is given: test_instruction_sets [libggml-base.so].
@@ -18,8 +18,10 @@ using namespace edgespec;
 
 namespace {
 
-constexpr int64_t ROWS = 39, MOST = 9; // neither fills groups of rows or pairs of tokens
-const char *const NAMES[] = {"avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "neon-dotprod", "neon"};
+constexpr int64_t ROWS = 39, MOST = 69; // neither fills groups of rows or pairs of tokens
+constexpr int64_t TOKENS[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33, 49, 64, 65}; // fewer
+const char *const NAMES[] = {"amx-int8", "avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "avx2-tiles",
+                             "neon-i8mm", "neon-dotprod", "neon"};
 
 uint32_t state = 1;
 uint32_t next() { return state = state * 1664525u + 1013904223u; }
@@ -63,7 +65,7 @@ void test(const Format &format) {
         }
         check(again == weights, format.name, isa, "unpacked as it was");
         multiply(MOST, y);
-        for (int64_t n = 1; n < MOST; n++) {
+        for (const int64_t n : TOKENS) {
             multiply(n, fewer);
             check(!memcmp(fewer.data(), y.data(), fewer.size() * 4), format.name, isa, "the same with fewer tokens");
         }

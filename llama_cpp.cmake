@@ -4,9 +4,11 @@
 set(LLAVA_BUILD OFF)        # pictures and sound
 set(LLAMA_BUILD_COMMON OFF) # what llama.cpp's programs share
 
-# llama.cpp's kernels for AMX end the process (llama.cpp #20824, #26954): compilers drop what it writes for
-# _tile_loadconfig (GCC's bug 114098 is one of them, and Debian 12's GCC has it). Seen on a Sapphire Rapids.
-add_compile_options(-U__AMX_INT8__)
+# llama.cpp's kernels for AMX end the process (llama.cpp #20824, #26954) where the compiler drops what it writes for
+# _tile_loadconfig: GCC before 13.3 does (GCC's bug 114098; seen with Debian 12's on a Sapphire Rapids), clang does not.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13.3)
+  add_compile_options(-U__AMX_INT8__)
+endif()
 
 # Beside libllama: llama.cpp's RPC backend, which edgespec/llama/rpc.py loads where layers lie on other machines, and this
 # file, by which `make` sees that another one was compiled with. Beside ggml's public headers: a private one, for tests.

@@ -44,7 +44,9 @@ from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.chat_template import Thinking
+from edgespec.llama.control_names import MEDIA_MARKER
 from edgespec.models.hub import format_size
+from edgespec.platform import plugins
 from edgespec.platform.files import expand_user
 
 if TYPE_CHECKING:
@@ -164,6 +166,7 @@ def _keys() -> KeyBindings:
 
 _LONGEST_ANSWER = 4096  # tokens, if neither --n-predict nor --ctx allows more
 _SEEDS = 1 << 64
+_MOST_IMAGES = 128 << 20  # bytes of their files
 _LEAVE = ("exit", "quit", "exit()", "quit()", ":q")
 """Words that leave other programs; a model has no answer to them."""
 _ALIASES = {"/quit": "/exit", "/bye": "/exit"}
@@ -211,7 +214,9 @@ class Chat:
             settings.options.n_predict,
             settings.parse_special,
             Thinking(budget=settings.options.reasoning_budget),
+            engine,
         )
+        self._images: list[bytes] = []  # that the next question is about
         self._n_ctx = n_ctx
         self._results: list[Result] = []  # of all answers, undone ones included
         self._kept = last
@@ -259,11 +264,16 @@ class Chat:
         obey(self, argument)
 
     def _ask(self, question: str) -> None:
-        """Answer `question`."""
-        n_left_out = self.conversation.n_left_out
-        tokens = self.conversation.prompt(question, self._prompts)
+        """Answer `question`, with the images before it."""
+        n_left_out, images = self.conversation.n_left_out, tuple(self._images)
+        tokens = self.conversation.prompt(question, self._prompts, images)
         self._print_left_out(n_left_out)
-        self._write(tokens, lambda answer: self.conversation.add(Exchange(question, answer)))
+
+        def keep(answer: ChatAnswer) -> None:
+            self.conversation.add(Exchange(question, answer, images))
+            self._images.clear()
+
+        self._write(tokens, keep)
 
     def _write(self, tokens: Sequence[int], keep: Callable[[ChatAnswer], None]) -> None:
         """Write an answer after `tokens`, and pass it to `keep`."""
@@ -326,9 +336,11 @@ class Chat:
         """Take the last answer back and write another to the same question."""
         last = self.conversation.undo()
         n = len(self.conversation.exchanges)
+        waiting, self._images = self._images, [*last.images]
         try:
             self._ask(last.question)
         finally:
+            self._images = waiting
             if len(self.conversation.exchanges) == n:  # nothing was written
                 self.conversation.add(last)
 
@@ -341,9 +353,22 @@ class Chat:
 
         def keep(rest: ChatAnswer) -> None:
             last = conversation.undo()
-            conversation.add(Exchange(last.question, joined_answer(last.answer, rest, model)))
+            conversation.add(replace(last, answer=joined_answer(last.answer, rest, model)))
 
         self._write(tokens, keep)
+
+    def image(self, file: str) -> None:
+        """Put an image before the next question."""
+        try:
+            data = plugins.part("images.read_file")(expand_user(file))
+            n = len(self._engine.tokenize(MEDIA_MARKER, [data], begins=False))
+        except UsageError as error:
+            raise UsageError(error.problem) from None
+        earlier = (image for exchange in self.conversation.exchanges for image in exchange.images)
+        if sum(map(len, [*earlier, *self._images, data])) > _MOST_IMAGES:
+            raise UsageError(f"a conversation has at most {format_size(_MOST_IMAGES)} of images")
+        self._images.append(data)
+        message(f"{printable(file)}, {_count(n, 'token')}, stands before the next question")
 
     def save(self, file: str) -> None:
         """Write the conversation to a file."""
@@ -412,6 +437,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Chat, str], None]]] = {
     "/undo": ("", Chat.undo),
     "/retry": ("", Chat.retry),
     "/more": ("", Chat.more),
+    "/image": ("FILE", Chat.image),
     "/save": ("FILE", Chat.save),
     "/load": ("FILE", Chat.load),
     "/system": ("TEXT", Chat.system),

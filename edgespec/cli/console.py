@@ -214,7 +214,13 @@ def print_error(line: str) -> None:
     err.print(f"edgespec: error: {line}")
 
 
-_OPTIONS = {"n_ctx": "--ctx", "n_threads": "--threads", "states": "--state-dir", "temperatures": "--temp"}
+_OPTIONS = {
+    "images": "--image",
+    "n_ctx": "--ctx",
+    "n_threads": "--threads",
+    "states": "--state-dir",
+    "temperatures": "--temp",
+}
 
 
 def option_of(field: str) -> str:

@@ -11,20 +11,26 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from edgespec.decoding.records import Result
+from edgespec.decoding.session import PromptTokens
 from edgespec.errors import EdgespecError, MessageFn, UsageError, check_text, describe_os_error
-from edgespec.llama.chat_template import AS_USUAL, Thinking
+from edgespec.llama.chat_template import AS_USUAL, Thinking, joined_parts
+from edgespec.llama.control_names import MEDIA_MARKER
 from edgespec.llama.weights import Model
 from edgespec.platform.files import write_atomically
 from edgespec.platform.kept import CONVERSATIONS, DamagedFileError, StateFile
 
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+
 _VERSION = 1
-_MAX_BYTES = 64 << 20  # of a file: a thousand times what fits in a usual context
+_MAX_BYTES = 256 << 20  # of a file: its images in base64, and far more text than fits in a context
 _ANSWER_SHARE = 8  # keep 1/8 of the context for an answer of no stated length
 _KEPT_SHARE = 0.75  # of what fits: leave out more than needed, else each later turn would read all again
 
@@ -46,6 +52,8 @@ class Exchange:
 
     question: str
     answer: ChatAnswer
+    images: tuple[bytes, ...] = ()
+    """Files of the images that stand before the question."""
 
 
 def answer_of(result: Result, model: Model) -> ChatAnswer:
@@ -79,6 +87,16 @@ class PromptSettings:
     parse_special: bool = False
     """As of `Model.render_chat`, and so `thinking`."""
     thinking: Thinking = AS_USUAL
+    engine: Engine | None = None
+    """Reads images; None: there are none."""
+
+    def tokenize(self, text: str, images: Sequence[bytes], *, begins: bool) -> PromptTokens:
+        """Return the tokens of a part of a prompt, and of the images in it."""
+        if images and self.engine:
+            made = self.engine.tokenize(text, images, begins=begins)
+        else:
+            made = self.model.tokenize_rendered(text, begins=begins)
+        return made if isinstance(made, PromptTokens) else PromptTokens(made)
 
 
 class Conversation:
@@ -103,8 +121,8 @@ class Conversation:
             self.n_left_out = 0  # the remaining ones may fit
         return last
 
-    def prompt(self, question: str, settings: PromptSettings) -> list[int]:
-        """Return the tokens of the prompt for `question`, with room in the context for an answer.
+    def prompt(self, question: str, settings: PromptSettings, images: Sequence[bytes] = ()) -> PromptTokens:
+        """Return the tokens of the prompt for `images` and `question`, with room for an answer.
 
         The room is `n_predict` tokens, but at most half of the context; if it is None, an eighth of the
         context. If the prompt does not leave that room, the oldest exchanges are left out of this prompt and
@@ -114,8 +132,8 @@ class Conversation:
         """
         check_text("question", question)
 
-        def tokens_without(n: int) -> list[int]:
-            return self._tokens(question, settings, n)
+        def tokens_without(n: int) -> PromptTokens:
+            return self._tokens(question, images, settings, n)
 
         n_ctx, n_predict = settings.n_ctx, settings.n_predict
         room = max(1, n_ctx // _ANSWER_SHARE if n_predict is None else min(n_predict, n_ctx // 2))
@@ -140,7 +158,7 @@ class Conversation:
         self.n_left_out = n_left_out
         return tokens
 
-    def continued(self, settings: PromptSettings) -> list[int]:
+    def continued(self, settings: PromptSettings) -> PromptTokens:
         """Return the tokens of the prompt that continues the last answer.
 
         Raises UsageError if there is none that was cut, EdgespecError as `prompt`.
@@ -155,31 +173,43 @@ class Conversation:
         n_ctx, n_predict = settings.n_ctx, settings.n_predict
         room = len(written) + (n_ctx // _ANSWER_SHARE if n_predict is None else n_predict)
         try:
-            prompt = [*self.prompt(last.question, replace(settings, n_predict=room)), *written]
+            prompt = self.prompt(last.question, replace(settings, n_predict=room), last.images)
+            prompt += written
         finally:
             self.exchanges.append(last)
         if len(prompt) >= n_ctx:
             raise EdgespecError(f"the context of {n_ctx:,} tokens is full: choose a larger one")
         return prompt
 
-    def _tokens(self, question: str, settings: PromptSettings, n_left_out: int) -> list[int]:
+    def _tokens(
+        self, question: str, images: Sequence[bytes], settings: PromptSettings, n_left_out: int
+    ) -> PromptTokens:
         """Return the tokens of the prompt without the first `n_left_out` exchanges."""
         kept, model = self.exchanges[n_left_out:], settings.model
+        media = [*chain.from_iterable(exchange.images for exchange in kept), *images]
+        question = joined_parts([*[None] * len(images), question])
         said = [exchange.answer.text for exchange in kept]
         render = partial(model.render_chat, thinking=settings.thinking, parse_special=settings.parse_special)
         text = render(self._messages(kept, question, said))
         if not any(exchange.answer.token_ids for exchange in kept):
-            return model.tokenize_rendered(text)
+            return settings.tokenize(text, media, begins=True)
         marks = [f"\ue000{i}\ue001" for i in range(len(kept))]
         marked = render(self._messages(kept, question, marks))
         first, *others = _parts(text, _split(marked, marks), [exchange.answer for exchange in kept])
-        tokens = model.tokenize_rendered(first[1])
+        unread = iter(media)
+
+        def tokenize(part: str, *, begins: bool) -> PromptTokens:
+            images = [*islice(unread, part.count(MEDIA_MARKER))]
+            return settings.tokenize(part, images, begins=begins)
+
+        tokens = tokenize(first[1], begins=True)
         for token_ids, following in others:
-            rest = model.tokenize_rendered(following, begins=False)
-            if not rest or not (model.is_control(rest[0]) or model.is_eog(rest[0])):
-                # Unless a control token begins it, this text could change how the text before is tokenised.
-                return model.tokenize_rendered(text)
+            rest = tokenize(following, begins=False)
+            if not rest or not (rest[0] < 0 or model.is_control(rest[0]) or model.is_eog(rest[0])):
+                # Unless a control token or an image begins it, it could change the tokens of the text before.
+                return settings.tokenize(text, media, begins=True)
             tokens += [*token_ids, *rest]
+            tokens.spans += rest.spans
         return tokens
 
     def _messages(
@@ -187,7 +217,8 @@ class Conversation:
     ) -> list[dict[str, str]]:
         messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         for exchange, answer in zip(exchanges, answers, strict=True):
-            messages.append({"role": "user", "content": exchange.question})
+            asked = joined_parts([*[None] * len(exchange.images), exchange.question])
+            messages.append({"role": "user", "content": asked})
             messages.append({"role": "assistant", "content": answer})
         return [*messages, {"role": "user", "content": question}]
 
@@ -215,7 +246,7 @@ class Conversation:
         for exchange in self.exchanges:
             answer = exchange.answer
             token_ids = answer.token_ids if with_tokens else None
-            messages.append(_Message("user", exchange.question))
+            messages.append(_Message("user", exchange.question, images=exchange.images))
             messages.append(_Message("assistant", answer.text, answer.cut, token_ids))
         return msgspec.json.encode(_File(messages=messages))
 
@@ -250,8 +281,11 @@ class Conversation:
                 f"{file}: after the system message, if any, must come pairs of a user's and an assistant's"
             )
         pairs = zip(messages[::2], messages[1::2], strict=True)
-        answers = [(user.content, ChatAnswer(said.content, said.cut, said.token_ids)) for user, said in pairs]
-        return cls(system, [Exchange(*one) for one in answers])
+        exchanges = [
+            Exchange(user.content, ChatAnswer(said.content, said.cut, said.token_ids), user.images)
+            for user, said in pairs
+        ]
+        return cls(system, exchanges)
 
 
 class LastConversation:
@@ -307,6 +341,7 @@ class _Message(msgspec.Struct, omit_defaults=True):
     content: str
     cut: bool = False
     token_ids: tuple[int, ...] | None = None
+    images: tuple[bytes, ...] = ()
 
 
 class _File(msgspec.Struct, kw_only=True):

@@ -51,6 +51,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A prompt, and the options of `edgespec run` for its generation."""
 
     prompt: str
+    images: tuple[bytes, ...] = ()
     system: str | None = None
     chat: bool | None = None
     special: bool | None = None

@@ -80,6 +80,10 @@ class PromptOptions:
     )
     special: SpecialOption = None
     stop: Annotated[list[str] | None, listed("stop")] = None
+    image: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Put an image before the prompt (- from a pipe); may be repeated."),
+    ] = None
 
     @property
     def prompt(self) -> str | None:
@@ -95,6 +99,14 @@ class PromptOptions:
     def in_template(self) -> bool | None:
         """Whether the chat template is used; None: if the model has one."""
         return True if self.chat else False if self.raw else None
+
+    def images(self) -> tuple[bytes, ...]:
+        """Return the files of the images. Raises UsageError."""
+        if not self.image:
+            return ()
+        from edgespec.platform.plugins import part
+
+        return tuple(map(part("images.read_file"), self.image))
 
     def read(self) -> str:
         """Return the text of the file, the prompt and what is piped to stdin, in this order; or all of stdin.
@@ -209,11 +221,12 @@ class Structure:
     ] = None
 
     def check(self, prompt: PromptOptions) -> None:
-        """Raise UsageError if both the prompt and the constraint would be read from stdin."""
-        for name, value in vars(self).items():
-            if value == "-" and prompt.reads_stdin:
-                option = f"--{name.replace('_', '-')} -"
-                raise UsageError(f"a prompt from stdin and {option} contradict each other: choose one")
+        """Raise UsageError if two things would be read from stdin."""
+        taken = ["a prompt from stdin"] if prompt.reads_stdin else []
+        taken += ["--image -"] * (prompt.image or []).count("-")
+        taken += [f"--{name.replace('_', '-')} -" for name, value in vars(self).items() if value == "-"]
+        if len(taken) > 1:
+            raise UsageError(f"{taken[0]} and {taken[1]} contradict each other: choose one")
 
     def read(self) -> GrammarSource | None:
         """The grammar of the text; None for any text. Raises UsageError, before models are loaded."""
@@ -325,11 +338,11 @@ def run_command(
     prompt, models = _as_in_ollama(*_as_in_llama_cpp(prompt, models))
     is_cascade = lossy.mode == "cascade"
     drafter = drafting.chosen(cascade=is_cascade)
-    output.structure.check(prompt)
     options = _options(prompt, drafting, lossy, length, sampling)
-    source, states, text = _grammar_source(output), length.states.room(), prompt.read()
+    source, states = _grammar_source(output, prompt), length.states.room()
+    images, text = prompt.images(), prompt.read()  # in this order: an image may be piped
     if any(SERVERS.path().glob("*.json")) and not _needs_own_engine(drafting, lossy, length, output):
-        request = _request(prompt, text, options, source, drafting.chosen())
+        request = _request(prompt, text, images, options, source, drafting.chosen())
         if served := _served(models, drafting, length, prompt, request):
             return _show_served(served, output, history=drafting.cache)
     from edgespec.cli.render import ExplainedSteps
@@ -361,6 +374,7 @@ def run_command(
         stream = engine.stream(
             text,
             options,
+            images=images,
             system=prompt.system,
             chat=prompt.in_template,
             parse_special=prompt.special,
@@ -434,8 +448,9 @@ def _options(
     )
 
 
-def _grammar_source(output: RunOutput) -> GrammarSource | None:
+def _grammar_source(output: RunOutput, prompt: PromptOptions) -> GrammarSource | None:
     """Return the grammar of the text; a message names parts without effect. Raises UsageError."""
+    output.structure.check(prompt)
     if output.show_draft and not out.is_terminal:
         message("--show-draft has an effect only in a terminal")
     source = output.structure.read()
@@ -446,13 +461,19 @@ def _grammar_source(output: RunOutput) -> GrammarSource | None:
 
 
 def _request(
-    prompt: PromptOptions, text: str, options: Options, source: GrammarSource | None, drafter: DrafterChoice
+    prompt: PromptOptions,
+    text: str,
+    images: tuple[bytes, ...],
+    options: Options,
+    source: GrammarSource | None,
+    drafter: DrafterChoice,
 ) -> RunRequest:
     from edgespec.cli.local_run import RunRequest
 
     bias = options.params.logit_bias.items()
     return RunRequest(
         prompt=text,
+        images=images,
         system=prompt.system,
         chat=prompt.in_template,
         special=prompt.special,

@@ -558,19 +558,20 @@ class Engine(Closing):
             self.target.render_chat(messages, thinking=thinking, parse_special=special), images
         )
 
-    def tokenize(self, text: str, media: Sequence[Medium] = ()) -> list[int]:
-        """Return the tokens of a prompt from `Model.render_chat`, with `media` at the markers in it.
+    def tokenize(self, text: str, media: Sequence[Medium] = (), *, begins: bool = True) -> list[int]:
+        """Return the tokens of a prompt from `Model.render_chat`, or of a part of one that does not begin it.
 
-        `MEDIA_MARKER` (llama/control_names.py) stands for each of them. Raises UsageError if one cannot be
+        `MEDIA_MARKER` (llama/control_names.py) stands for each of `media`. Raises UsageError if one cannot be
         read, or the template left a marker out.
         """
         return self._tokenized(
-            text, media, lambda part, begins: self.target.tokenize_rendered(part, begins=begins)
+            text, media, lambda part, first: self.target.tokenize_rendered(part, begins=begins and first)
         )
 
     def _tokenized(
         self, text: str, media: Sequence[Medium], tokenize: Callable[[str, bool], list[int]]
     ) -> list[int]:
+        """Return the tokens of a prompt; `tokenize` takes its parts, and whether each is the first."""
         if not media:
             return tokenize(text, True)
         parts = split_at_media(text)

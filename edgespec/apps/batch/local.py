@@ -83,7 +83,7 @@ class LocalWriter:
         self._fingerprint = fingerprint
         self._defaults = defaults or PromptDefaults()
         self._log = log
-        self._reader = RequestReader(engine.target, service)
+        self._reader = RequestReader(engine, service)
         self._told: set[str] = set()
         self._open: list[_OpenRequest] = []
         self._running: dict[Stream, tuple[_OpenRequest, int]] = {}

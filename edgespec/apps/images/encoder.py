@@ -95,7 +95,7 @@ class Encoder(Closing):
             line = (
                 f"no image encoder (mmproj*.gguf) lies beside {self._target.name}: give one by --mmproj FILE"
             )
-            raise UsageError(line, field="images")
+            raise UsageError(line)
         return file
 
     def read(self, medium: Medium, name: str) -> Parts:

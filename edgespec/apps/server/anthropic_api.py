@@ -24,7 +24,14 @@ from edgespec.apps.server.api_errors import (
     new_request_id,
 )
 from edgespec.apps.server.names import ALIAS, RequestedModel
-from edgespec.apps.server.request_fields import RequestPart, ToolName, check_needed, without_nulls
+from edgespec.apps.server.request_fields import (
+    ImageBase64,
+    RequestPart,
+    ToolName,
+    check_needed,
+    image_part,
+    without_nulls,
+)
 from edgespec.apps.server.request_reader import PreparedRequest, RequestReader
 from edgespec.apps.server.request_schema import ChatRequest
 from edgespec.apps.server.streaming import Answerer
@@ -35,6 +42,7 @@ from edgespec.llama.weights import Model
 
 _NEEDED = {
     "text": ("text",),
+    "image": ("source",),
     "document": ("source",),
     "search_result": ("source", "title", "content"),
     "tool_result": ("tool_use_id",),
@@ -50,13 +58,15 @@ def _only(*kinds: str) -> BeforeValidator:
         kind = value.get("type") if isinstance(value, dict) else None
         if not isinstance(kind, str) or kind in kinds:
             return value
-        why = "has no place here" if kind in _NEEDED else "is not supported: this model reads text only"
+        why = "has no place here" if kind in _NEEDED else "is not supported"
         raise ValueError(f"content of type {kind[:40]!r} {why}")
 
     return BeforeValidator(check)
 
 
-_READ = ("text", "document", "search_result")
+_SOURCES = {"document": ("text", "content"), "image": ("base64",), "search_result": ()}
+"""The types of the sources that a block of each type may have."""
+_READ = ("text", "image", "document", "search_result")
 
 
 class DocumentSource(RequestPart):
@@ -68,13 +78,28 @@ class DocumentSource(RequestPart):
     content: str | list[Annotated[Block, _only("text")]] = ""
 
 
+class ImageSource(RequestPart):
+    """The file of an image."""
+
+    type: Literal["base64"]
+    media_type: str = ""
+    data: ImageBase64
+
+
 class Block(RequestPart):
     """A part of a message; which fields are read depends on the type, and others change nothing."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
 
     type: Literal[
-        "text", "document", "search_result", "tool_result", "thinking", "redacted_thinking", "tool_use"
+        "text",
+        "image",
+        "document",
+        "search_result",
+        "tool_result",
+        "thinking",
+        "redacted_thinking",
+        "tool_use",
     ]
     text: str = ""
     thinking: str = ""
@@ -84,7 +109,7 @@ class Block(RequestPart):
     tool_use_id: str = ""
     is_error: bool = False
     content: str | list[Annotated[Block, _only(*_READ)]] = ""
-    source: str | DocumentSource = ""
+    source: str | Annotated[DocumentSource | ImageSource, Field(discriminator="type")] = ""
     title: str = ""
     context: str = ""
 
@@ -96,11 +121,11 @@ class Block(RequestPart):
         given = without_nulls(given)
         kind, source = given.get("type"), given.get("source")
         check_needed(given, _NEEDED, "content")
-        if kind in ("document", "search_result") and isinstance(source, dict) != (kind == "document"):
-            raise ValueError("source must be an object of a document, text of a search_result")
-        if isinstance(source, dict) and source.get("type") not in ("text", "content"):
-            form = str(source.get("type"))[:40]
-            raise ValueError(f"a document of type {form!r} is not supported: send its text")
+        if kind in _SOURCES and isinstance(source, dict) != (kind != "search_result"):
+            raise ValueError("source must be an object of a document or an image, text of a search_result")
+        if isinstance(source, dict) and (form := source.get("type")) not in _SOURCES.get(str(kind), (form,)):
+            send = "itself, in base64; nothing is fetched here" if kind == "image" else "as text"
+            raise ValueError(f"source of type {str(form)[:40]!r} is not supported: send the {kind} {send}")
         return given
 
 
@@ -387,10 +412,20 @@ def _append(made: Messages, message: dict[str, Any]) -> None:
         made.append(message)
         return
     for name in ("content", "reasoning_content"):
-        if texts := [text for one in (last, message) if (text := one.get(name))]:
-            last[name] = "\n".join(texts)
+        if said := [one[name] for one in (last, message) if one.get(name)]:
+            last[name] = _all_of(said)
     if calls := [*last.get("tool_calls", ()), *message.get("tool_calls", ())]:
         last["tool_calls"] = calls
+
+
+def _all_of(contents: list[Any]) -> Any:  # noqa: ANN401 - text, or parts where there are images
+    if all(isinstance(content, str) for content in contents):
+        return "\n".join(contents)
+    return [
+        part
+        for content in contents
+        for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content)
+    ]
 
 
 def _blocks(content: str | list[Block]) -> list[Block]:
@@ -401,10 +436,12 @@ def _user(turn: UserTurn, names: dict[str, str]) -> Iterator[dict[str, Any]]:
     for block in _blocks(turn.content):
         if block.type == "tool_result":
             name = {"name": names[block.tool_use_id]} if block.tool_use_id in names else {}
-            text = f"Error: {_joined(block.content)}" if block.is_error else _joined(block.content)
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text, **name}
+            told = _content(block.content)
+            if block.is_error:
+                told = f"Error: {told}" if isinstance(told, str) else _all_of(["Error:", told])
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": told, **name}
         else:
-            yield {"role": "user", "content": _text(block)}
+            yield {"role": "user", "content": _content([block])}
 
 
 def _answer(turn: AssistantTurn) -> dict[str, Any]:
@@ -424,14 +461,20 @@ def _call(block: Block) -> dict[str, Any]:
 
 
 def _joined(content: str | list[Block]) -> str:
-    return "\n".join(map(_text, _blocks(content)))
+    return "\n".join(block.text for block in _blocks(content))
 
 
-def _text(block: Block) -> str:
+def _content(content: str | list[Block]) -> Any:  # noqa: ANN401 - text, or parts where there are images
+    return _all_of([*map(_said, _blocks(content))])
+
+
+def _said(block: Block) -> Any:  # noqa: ANN401 - as of `_content`
     if block.type == "text":
         return block.text
     if isinstance(block.source, str):
-        return "\n".join([block.title, block.source, _joined(block.content)])
+        return _all_of([block.title, block.source, _content(block.content)])
+    if isinstance(block.source, ImageSource):
+        return [image_part(block.source.data)]
     text = block.source.data or _joined(block.source.content)
     return "\n".join(filter(None, [block.title, block.context, text]))
 

@@ -156,7 +156,7 @@ class RunWriter(AnswerWriter[Token, Result]):
 
     def __init__(self, prompt: Sequence[int], *, limit: StopReason) -> None:
         """Answer to the tokens of a prompt; `limit`: what ends a text of `n_predict` tokens."""
-        self._prompt = tuple(prompt)
+        self._prompt = tuple(token for token in prompt if token >= 0)  # those of a text: images have none
         self._limit = limit
 
     def parts(self, _index: int, made: Sequence[Token], /) -> Iterator[RunPart]:
@@ -218,6 +218,7 @@ def _prepared(engine: Engine, asked: RunRequest) -> tuple[list[int], Options]:
     fields = cast("dict[str, Any]", asked.params)
     tokens = engine.prompt_tokens(
         asked.prompt,
+        images=asked.images,
         system=asked.system,
         chat=asked.chat,
         parse_special=asked.special,
@@ -271,6 +272,7 @@ def add_props(app: FastAPI, engine: Engine, worker: Worker, service: Service) ->
             "default_generation_settings": {"n_ctx": service.n_ctx},
             "total_slots": worker.parallel,
             "model_alias": service.name,
+            "modalities": {"vision": not engine.media_problem(), "audio": False},
             "model_path": engine.target.path.name,  # without the folders of this machine
             "chat_template": engine.target.chat_template or "",
         }
@@ -320,7 +322,7 @@ def create_app(
     app = bare_app(
         "OpenAI's API, and Ollama's, over one pair of local models, with exact speculative decoding.", log
     )
-    reader = RequestReader(engine.target, service)
+    reader = RequestReader(engine, service)
     answerer = Answerer(worker, log)
     add_reports(app, [worker, speech.worker] if speech else [worker], metrics)
     names = ServedNames([service.named, *([speech.named] if speech else [])])
@@ -416,6 +418,7 @@ def _text_entry(engine: Engine, service: Service, aliases: list[str], *, takes_t
         kernels=engine.kernels,
         chat=engine.target.chat_template is not None,
         tools=takes_tools,
+        vision=not engine.media_problem(),
         energy=engine.meter is not None,
     )
 

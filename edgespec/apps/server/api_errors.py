@@ -106,11 +106,14 @@ def spelled(field: str, names: Mapping[str, str]) -> str:
 
 # ---- the forms of APIs ----
 
+IMAGES = "messages.images"
+"""The id of a conversation's images."""
+
 
 class ErrorForm:
     """The form of errors in OpenAI's API; those of other APIs derive from it."""
 
-    names: Mapping[str, str] = {}
+    names: Mapping[str, str] = {IMAGES: "messages"}
     """The API's names of OpenAI's fields, or of steps to them; "": it has no such step."""
 
     def body(self, error: ApiError) -> dict[str, Any]:
@@ -134,6 +137,7 @@ class ResponsesErrors(ErrorForm):
 
     names: Mapping[str, str] = {
         "messages": "input",
+        IMAGES: "input",
         "response_format": "text.format",
         "max_completion_tokens": "max_output_tokens",
         "reasoning_effort": "reasoning.effort",
@@ -145,6 +149,7 @@ class AnthropicErrors(ErrorForm):
     """The form of Anthropic's API."""
 
     names: Mapping[str, str] = {
+        IMAGES: "messages",
         "stop": "stop_sequences",
         "response_format": "output_config.format",
         "reasoning_budget": "thinking.budget_tokens",
@@ -173,6 +178,7 @@ class OllamaErrors(ErrorForm):
     """The form of Ollama's API."""
 
     names: Mapping[str, str] = {
+        IMAGES: "messages",
         "response_format": "format",
         "chat_template_kwargs": "think",
         "reasoning_effort": "think",
@@ -190,7 +196,7 @@ class OllamaErrors(ErrorForm):
 class GenerateErrors(OllamaErrors):
     """Ollama's form of requests without messages."""
 
-    names: Mapping[str, str] = {**OllamaErrors.names, "messages": "prompt"}
+    names: Mapping[str, str] = {**OllamaErrors.names, "messages": "prompt", IMAGES: "images"}
 
 
 FORMS: dict[str, ErrorForm] = {
@@ -350,7 +356,8 @@ _WORDS = {
     **dict.fromkeys(("float_type", "float_parsing", "finite_number"), "must be a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be an object"),
-    **{"string_type": "must be a string", "list_type": "must be a list"},
+    **dict.fromkeys(("string_type", "bytes_type"), "must be a string"),
+    **{"list_type": "must be a list"},
 }
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _JSON = {"True": "true", "False": "false", "None": "null"}

@@ -14,7 +14,9 @@ from edgespec.apps.server.request_schema import (
     AssistantMessage,
     ChatRequest,
     Content,
+    GivenMessage,
     Message,
+    TextPart,
     Tool,
     ToolCall,
 )
@@ -38,6 +40,7 @@ from edgespec.llama.chat_template import (
     BrokenTemplateError,
     RefusedByTemplateError,
     Thinking,
+    joined_parts,
     switches_of,
 )
 from edgespec.llama.control_names import ModelText
@@ -61,6 +64,9 @@ class ChatPrompt:
     """A conversation as the model reads it."""
 
     text: str
+    """What the template wrote, with a MEDIA_MARKER for each image."""
+    images: Sequence[bytes]
+    """Their files."""
     answer: AnswerForm
     """How the answer is to be read."""
     reasoning_budget: int
@@ -115,6 +121,7 @@ class ChatPrompts:
             raise ApiError(400, line, param="messages") from None
         except BrokenTemplateError as error:
             raise self._broken(error, used.traits) from None
+        images = [image for one in request.messages if isinstance(one, GivenMessage) for image in one.images]
         functions = {tool.function.name: tool.function.parameters or {} for tool in tools}
         markers = template.thinking
         begun = markers is not None and _in_thought(text, markers, messages[-1] if continues else {})
@@ -123,7 +130,7 @@ class ChatPrompts:
         begun = begun and not thinking.is_off
         short_ids = bool(tools) and used.traits.short_ids
         answer = AnswerForm(functions, used.form, markers, thinks_at_once=begun, short_ids=short_ids)
-        return ChatPrompt(text, answer, thinking.limit(template))
+        return ChatPrompt(text, images, answer, thinking.limit(template))
 
     def _template(self, *, tools: bool) -> _Template:
         if tools not in self._templates:
@@ -196,7 +203,7 @@ _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 def _text(content: Content | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(part.text for part in content)
+    return joined_parts([part.text if isinstance(part, TextPart) else None for part in content])
 
 
 def _instructs(message: Message) -> bool:

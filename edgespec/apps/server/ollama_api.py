@@ -39,7 +39,7 @@ from edgespec.apps.server.ollama_answers import (
     nothing_asked,
     rfc3339,
 )
-from edgespec.apps.server.request_fields import RequestPart, ignore, without_nulls
+from edgespec.apps.server.request_fields import ImageBase64, RequestPart, ignore, image_part, without_nulls
 from edgespec.apps.server.request_reader import (
     PreparedRequest,
     RequestReader,
@@ -132,9 +132,6 @@ def _absent(line: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Images = Annotated[list[Any] | None, _absent("images are not supported: this model reads text only")]
-
-
 class OllamaRequest(RequestPart):
     """The body of a request, none of whose fields is dropped in silence."""
 
@@ -169,7 +166,7 @@ class OllamaRequestMessage(OllamaRequestPart):
     role: str
     content: str | None = None
     thinking: str | None = None
-    images: Images = None
+    images: list[ImageBase64] | None = None
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -217,7 +214,7 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
-    images: Images = None
+    images: list[ImageBase64] | None = None
     template: Annotated[
         str | None, _absent("the model's own template is used: write the prompt as it shall be, with raw")
     ] = None
@@ -255,7 +252,7 @@ def read_request(reader: RequestReader, body: OllamaChatRequest | OllamaGenerate
         return _fitted(reader, reader.choices(checked(CompletionRequest, fields)), options)
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
-        messages = [*system, {"role": "user", "content": body.prompt}]
+        messages = [*system, {"role": "user", "content": _content(body.prompt, body.images)}]
     fields |= {"messages": messages, **_thinking(reader, body)}
     if body.logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
@@ -277,7 +274,7 @@ def _thinking(reader: RequestReader, body: OllamaGenerationRequest) -> dict[str,
 
 def _text_fields(body: OllamaGenerateRequest) -> dict[str, Any]:
     kind = "raw mode" if body.raw else "suffix" if body.suffix else "a model without a chat template"
-    for name in ("system", "think"):
+    for name in ("system", "think", "images"):
         if getattr(body, name):
             raise ApiError(400, f"{kind} does not support {name}: leave it out", param=name)
     return {
@@ -316,7 +313,8 @@ def openai_messages(messages: Sequence[OllamaRequestMessage]) -> list[dict[str, 
     made: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []
     for message in messages:
-        one: dict[str, Any] = {"role": message.role.lower(), "content": message.content or ""}
+        content = _content(message.content, message.images)
+        one: dict[str, Any] = {"role": message.role.lower(), "content": content}
         if one["role"] == "assistant":
             one = {**(message.model_extra or {}), **one}
             if message.thinking:
@@ -334,6 +332,13 @@ def openai_messages(messages: Sequence[OllamaRequestMessage]) -> list[dict[str, 
                 one["name"] = name
         made.append(one)
     return made
+
+
+def _content(text: str | None, images: Sequence[bytes] | None) -> str | list[dict[str, Any]]:
+    """Return a message's content: its text, or parts if there are images, which come first as in Ollama."""
+    if not images:
+        return text or ""
+    return [*map(image_part, images), *([{"type": "text", "text": text}] if text else [])]
 
 
 def _given(call: OllamaToolCall, identity: str) -> dict[str, Any]:
@@ -515,6 +520,7 @@ def add_ollama(
         "tools": reader.prompts.takes_tools,
         "insert": engine.target.fim is not None,
         "thinking": reader.prompts.thinks,
+        "vision": not engine.media_problem(),
     }
     capabilities = [name for name, has in known.items() if has]
     router = APIRouter(
@@ -569,7 +575,7 @@ def _add_generations(router: APIRouter, reader: RequestReader, answerer: Answere
     def read(body: OllamaChatRequest | OllamaGenerateRequest) -> PreparedRequest | Response:
         reader.service.names.find(body.model)
         is_chat = isinstance(body, OllamaChatRequest)
-        if body.messages if isinstance(body, OllamaChatRequest) else body.prompt:
+        if body.messages if isinstance(body, OllamaChatRequest) else body.prompt or body.images:
             return read_request(reader, body)
         reason: Literal["load", "unload"] = "unload" if body.unloads else "load"
         return JSONResponse(nothing_asked(named(body), chat=is_chat, reason=reason))

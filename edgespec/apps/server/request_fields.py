@@ -6,14 +6,18 @@ and the log (json_routes.py). null means "not given".
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     WithJsonSchema,
@@ -100,6 +104,40 @@ class RequestPart(BaseModel):
             self.__pydantic_fields_set__.difference_update(others)
             others.clear()
         return self
+
+
+# ---- images, which are in the request itself ----
+
+_DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+
+
+def _image(given: Any, form: str) -> Any:  # noqa: ANN401 - whatever the client sent
+    """Return the bytes that `given` encodes; what is no text is left for validation to refuse."""
+    if not isinstance(given, str):
+        return given
+    url = _DATA_URL.match(given)
+    if not url and (form != "in base64" or _SCHEME.match(given)):
+        raise ValueError(f"must be the image itself, {form}: this server fetches nothing")
+    try:
+        data = base64.b64decode("".join(given[url.end() if url else 0 :].split()), validate=True)
+    except ValueError:
+        raise ValueError("is not valid base64") from None
+    if not data:
+        raise ValueError("is empty")
+    return data
+
+
+_TEXT = WithJsonSchema({"type": "string"})
+ImageBase64 = Annotated[bytes, BeforeValidator(partial(_image, form="in base64")), _TEXT]
+"""The file of an image, in base64."""
+ImageUrl = Annotated[bytes, BeforeValidator(partial(_image, form="as data:image/png;base64,...")), _TEXT]
+"""The file of an image, as a data: URL."""
+
+
+def image_part(data: bytes) -> dict[str, Any]:
+    """Return an image as a part of a message's content in OpenAI's form."""
+    return {"type": "image_url", "image_url": {"url": data}}
 
 
 def _check_off(value: Any) -> Any:  # noqa: ANN401 - whatever the client sent

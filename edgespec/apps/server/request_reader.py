@@ -11,10 +11,11 @@ from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from edgespec.apps.server.api_errors import ApiError, PromptTooLong, field_error
-from edgespec.apps.server.chat_prompts import ChatPrompts
+from edgespec.apps.server.api_errors import IMAGES, ApiError, PromptTooLong, field_error
+from edgespec.apps.server.chat_prompts import ChatPrompt, ChatPrompts
 from edgespec.apps.server.names import NamedModel, ServedNames, plain_name
 from edgespec.apps.server.request_schema import (
+    MAX_IMAGES,
     AllowedToolsChoice,
     ChatRequest,
     CompletionRequest,
@@ -210,9 +211,10 @@ PreparedRequest = Prepared[PreparedText]
 class RequestReader:
     """Reads requests to one model. Its methods may run on any thread, and raise ApiError."""
 
-    def __init__(self, model: Model, service: Service) -> None:
-        """Read requests to `model`. Grammars are kept, since conversations send theirs again."""
-        self.model, self.service = model, service
+    def __init__(self, engine: Engine, service: Service) -> None:
+        """Read requests to the target of `engine`. Grammars are kept: conversations send theirs again."""
+        self._engine, self.service = engine, service
+        self.model = model = engine.target
         self._kept = lru_cache(maxsize=_KEPT_GRAMMARS)(self._compile)
         self.prompts = ChatPrompts(model, service.name)
         """The model's chat templates."""
@@ -221,8 +223,7 @@ class RequestReader:
     def prompt_tokens(self, request: ChatRequest) -> list[int]:
         """Return the tokens of a conversation's prompt, however many they are."""
         request = self._asked(request)
-        prompt = self.prompts.write(request, self._tools(request), self._thinking(request))
-        return self.model.tokenize_rendered(prompt.text)
+        return self._tokens(self.prompts.write(request, self._tools(request), self._thinking(request)))
 
     def choices(self, request: ChatRequest | CompletionRequest) -> PreparedRequest:
         """Prepare all texts that a request asks for."""
@@ -236,7 +237,7 @@ class RequestReader:
         wanted = self._grammar(request)
         prompt = self.prompts.write(request, tools, self._thinking(request))
         grammar = self._call_grammars.of(request, prompt.answer, wanted)
-        tokens = self.model.tokenize_rendered(prompt.text)
+        tokens = self._tokens(prompt)
         n_predict = _n_predict(requested_tokens(request), len(tokens), self.service, "messages")
         options = engine_options(request, self.model, n_predict)
         options = replace(options, reasoning_budget=prompt.reasoning_budget)
@@ -250,6 +251,18 @@ class RequestReader:
         answer = replace(prompt.answer, forced=forced)
         texts = _choices(PreparedText(tokens, options, answer), request.n or 1)
         return PreparedRequest(texts, **_sent(request, grammar))
+
+    def _tokens(self, prompt: ChatPrompt) -> list[int]:
+        """Return the tokens of a prompt, without encoding its images."""
+        if len(prompt.images) > MAX_IMAGES:
+            line = f"{len(prompt.images)} images are more than the {MAX_IMAGES} that a request may have"
+            raise ApiError(400, line, field=IMAGES)
+        if prompt.images and (problem := self._engine.media_problem()):
+            raise ApiError(400, problem, field=IMAGES)
+        try:
+            return self._engine.tokenize(prompt.text, prompt.images)
+        except UsageError as error:
+            raise field_error(error, IMAGES) from None
 
     def _thinking(self, request: ChatRequest) -> Thinking:
         budget = requested_thoughts(request)

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 from edgespec.apps.server.names import ALIAS, RequestedModel
 from edgespec.apps.server.request_fields import (
     ConstraintFields,
+    ImageUrl,
     OtherFields,
     RequestPart,
     ToolName,
@@ -129,22 +130,32 @@ MAX_PROMPTS = 2048
 """Most prompts of a request, as in OpenAI's API."""
 
 
+MAX_IMAGES = 64
+"""Most images of a request."""
+
+
 class TextPart(RequestPart):
     """A part of a message's content."""
 
     type: Literal["text"]
     text: str
 
-    @model_validator(mode="before")
-    @classmethod
-    def _only_text(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the client sent
-        kind = data.get("type") if isinstance(data, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            raise ValueError(f"content of type {kind[:40]!r} is not supported: this model reads text only")
-        return data
+
+class ImageFile(RequestPart):
+    """The file of an image, in the request itself."""
+
+    url: ImageUrl
 
 
-Content = str | Annotated[list[TextPart], Field(min_length=1)]
+class ImagePart(RequestPart):
+    """An image in a message's content."""
+
+    type: Literal["image_url"]
+    image_url: ImageFile
+
+
+ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+Content = str | Annotated[list[ContentPart], Field(min_length=1)]
 
 
 class GivenMessage(RequestPart):
@@ -157,6 +168,18 @@ class GivenMessage(RequestPart):
     content: Content
     name: str | None = Field(None, description="Who speaks: handed to the chat template.")
     tool_call_id: str | None = None
+
+    @property
+    def images(self) -> list[bytes]:
+        """The files of its images."""
+        parts = [] if isinstance(self.content, str) else self.content
+        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
+
+    @model_validator(mode="after")
+    def _instructs_in_words(self) -> Self:
+        if self.role in ("system", "developer") and self.images:
+            raise ValueError("instructions are text: send images as the user")
+        return self
 
 
 class ToolCallFunction(RequestPart):

@@ -38,6 +38,7 @@ from edgespec.apps.server.responses_schema import (
     ResponsesRequest,
     SearchDefinition,
     ToolChoice,
+    content_of,
     text_of,
 )
 from edgespec.apps.server.responses_store import PATH, KeepingResponses, ResponseStore, new_id
@@ -280,9 +281,9 @@ def _messages(
                 assistant("content", "tool_calls")["reasoning_content"] = thought
         elif item.type == "message":
             if item.role == "assistant":
-                assistant("content", "tool_calls")["content"] = text_of(item.content)
+                assistant("content", "tool_calls")["content"] = content_of(item.content)
             else:
-                messages.append({"role": item.role, "content": text_of(item.content)})
+                messages.append({"role": item.role, "content": content_of(item.content)})
         elif item.type in ("function_call", "custom_tool_call"):
             key, text = (item.namespace, item.name), item.arguments
             name = names[item.call_id] = functions.get(key) or _joined(*key)
@@ -292,7 +293,7 @@ def _messages(
             assistant().setdefault("tool_calls", []).append(call)
         else:
             named = {"name": names[item.call_id]} if item.call_id in names else {}
-            output = text_of(item.output)
+            output = content_of(item.output)
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output, **named})
     return messages
 

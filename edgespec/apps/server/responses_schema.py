@@ -6,6 +6,7 @@ of a server, are ignored.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -13,10 +14,12 @@ from pydantic.json_schema import SkipJsonSchema
 
 from edgespec.apps.server.names import ALIAS, RequestedModel
 from edgespec.apps.server.request_fields import (
+    ImageUrl,
     OtherFields,
     RequestPart,
     ToolName,
     check_needed,
+    image_part,
     without_nulls,
 )
 from edgespec.apps.server.request_schema import AdapterScale, ResponseFormat, SpeculativeOptions
@@ -31,9 +34,6 @@ class ItemPart(RequestPart):
     model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
 
 
-_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
-
-
 class ItemText(ItemPart):
     """A part of a text: what was asked, answered, refused or returned by a tool."""
 
@@ -41,22 +41,43 @@ class ItemText(ItemPart):
     text: str = ""
     refusal: str = ""
 
-    @field_validator("type", mode="before")
+
+class ItemImage(RequestPart):
+    """An image that the user or a tool sends."""
+
+    type: Literal["input_image"]
+    image_url: ImageUrl
+
+    @model_validator(mode="before")
     @classmethod
-    def _only_text(cls, kind: Any) -> Any:  # noqa: ANN401 - whatever the client sent
-        if isinstance(kind, str) and kind not in _TEXTS:
-            raise ValueError(f"content of type {kind[:40]!r} is not supported: this model reads text only")
-        return kind
+    def _is_here(cls, given: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        if isinstance(given, dict) and given.get("file_id") is not None:
+            raise ValueError("no files are kept here: leave file_id out, and send the image as image_url")
+        return given
 
 
-ItemContent = str | list[ItemText]
+ItemContent = str | list[Annotated[ItemText | ItemImage, Field(discriminator="type")]]
 
 
-def text_of(content: ItemContent | None) -> str:
+def text_of(content: str | Sequence[ItemText | ItemImage] | None) -> str:
     """Return the text of an item's content."""
     if isinstance(content, str):
         return content
-    return "\n".join(part.text or part.refusal for part in content or ())
+    return "\n".join(_said(part) for part in content or () if isinstance(part, ItemText))
+
+
+def _said(part: ItemText) -> str:
+    return part.text or part.refusal
+
+
+def content_of(content: ItemContent | None) -> str | list[dict[str, Any]]:
+    """Return an item's content as that of a message: its text, or its parts where there are images."""
+    if isinstance(content, str) or not any(isinstance(part, ItemImage) for part in content or ()):
+        return text_of(content)
+    return [
+        image_part(part.image_url) if isinstance(part, ItemImage) else {"type": "text", "text": _said(part)}
+        for part in content or ()
+    ]
 
 
 _NEEDED = {

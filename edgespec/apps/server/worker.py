@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 class QueuedGeneration(QueuedRequest[Token, Result]):
     """A request for a text that waits for the worker."""
 
+    prompt: Sequence[int]
     tokens: Sequence[int]
+    """The prompt as C ints: while it waits, they are compared before each pass with the cache."""
     options: Options
     stream: Stream | None = None
     """Its generation, once it runs."""
@@ -65,8 +67,7 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
         current pass, or removes it from the queue. `follows`: it takes the place of an earlier text of the
         same request, and a full queue does not refuse it. Beginning raises QueueFull and ShuttingDown.
         """
-        # C ints: while it waits, they are compared before each pass with what the cache holds.
-        request = partial(QueuedGeneration, client, tokens=as_ints(tokens), options=options)
+        request = partial(QueuedGeneration, client, prompt=tokens, tokens=as_ints(tokens), options=options)
         return partial(self._ask, request, follows=follows)
 
     def _interrupt(self) -> None:
@@ -78,7 +79,7 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
 
     def _begin(self, request: QueuedGeneration) -> None:
         try:
-            request.stream = self._engine.stream(request.tokens, request.options)
+            request.stream = self._engine.stream(request.prompt, request.options)
         except BaseException as error:  # noqa: BLE001 - it ends this request, not the thread
             self._end(request, error)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,8 +32,11 @@ class Asked:
     def __init__(self, path: Path, template: str | None, **options: Any) -> None:
         file = write_tiny_gguf(path / "model.gguf", chat_template=template, n_ctx=8192, **options)
         self.model = Model(file, vocab_only=True)
+        self.engine: Any = SimpleNamespace(
+            target=self.model, tokenize=lambda text, _images: self.model.tokenize_rendered(text)
+        )
         self.service = Service(NamedModel("served"), 8192)
-        self.reader = RequestReader(self.model, self.service)
+        self.reader = RequestReader(self.engine, self.service)
 
     def ask(self, messages: Any = HELLO, **fields: Any) -> PreparedText:
         body = {"model": "served", "messages": messages} | fields
@@ -499,7 +503,7 @@ def test_a_thought_that_is_gone_on_with_is_closed(asked: Any):
 
 def test_the_servers_limit_is_for_requests_that_say_nothing(asked: Any):
     model = asked(ALWAYS)
-    model.reader = RequestReader(model.model, Service(NamedModel("served"), 8192, reasoning_budget=3))
+    model.reader = RequestReader(model.engine, Service(NamedModel("served"), 8192, reasoning_budget=3))
     assert model.ask().options.reasoning_budget == 3
     assert model.ask(reasoning_budget=-1).options.reasoning_budget == -1
     assert model.ask(reasoning_effort="low").options.reasoning_budget == 1024

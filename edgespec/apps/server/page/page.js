@@ -3,15 +3,17 @@
 import { Answer, fixed } from "./answer.js";
 import { comparison } from "./comparison.js";
 import { element } from "./dom.js";
+import { dataUrl, imagesIn, thumbnails } from "./images.js";
 import { keep, kept } from "./kept.js";
 import { Recording } from "./speech.js";
 import { hasKey, keepKey, servedModels, transcribe } from "./stream.js";
 
 const page = Object.fromEntries([...document.querySelectorAll("[id]")].map((each) => [each.id, each]));
-const turns = []; // {question, ways, answers, failure, element, notes}: one without text is no part of the conversation
+const turns = []; // {question, images, ways, answers, failure, element, notes}: one without text is no part of the conversation
 const asked = new Set();
 let running = null; // the AbortController of the request under way
 let model = null;
+let images = []; // data: URLs, for the next message
 let following = false; // whether the reader is at the end, where the text grows
 
 const say = (words) => { page.status.textContent = words; };
@@ -29,24 +31,29 @@ function settings() {
   return { ...(model && { model }), ...number(page.temperature), ...number(page["max-tokens"]) };
 }
 
-function messages(question) {
+const asUser = (question, images) => ({
+  role: "user",
+  content: images.length ? [...images.map((url) => ({ type: "image_url", image_url: { url } })), { type: "text", text: question }] : question,
+});
+
+function messages(question, images = []) {
   const system = page.system.value.trim();
   const earlier = turns.filter(said);
   return [
     ...(system ? [{ role: "system", content: system }] : []),
-    ...earlier.flatMap((turn) => [{ role: "user", content: turn.question }, { role: "assistant", content: said(turn) }]),
-    ...(question === null ? [] : [{ role: "user", content: question }]),
+    ...earlier.flatMap((turn) => [asUser(turn.question, turn.images), { role: "assistant", content: said(turn) }]),
+    ...(question === null ? [] : [asUser(question, images)]),
   ];
 }
 
 const said = (turn) => turn.answers.find((each) => each.text)?.text ?? "";
 
-/** Ask `question` once, or, where `ways` holds two, with speculation and without. */
-async function converse(question, ways) {
+/** Ask `question` about `images` once, or, where `ways` holds two, with speculation and without. */
+async function converse(question, images, ways) {
   const parameters = settings();
   if (running || !parameters) return;
-  const body = { ...parameters, messages: messages(question) };
-  const turn = newTurn({ question, ways });
+  const body = { ...parameters, messages: messages(question, images) };
+  const turn = newTurn({ question, images, ways });
   turn.answers[0].askedBefore = asked.has(question);
   asked.add(question);
   await generate(turn, body);
@@ -103,13 +110,13 @@ function showComparison(turn, answers) {
 const figures = (answers) => answers.map((each) => `${fixed(each.speed)} tokens a second`).join(" with speculation, against ");
 
 /** Add a turn to the conversation and to the page. */
-function newTurn({ question, ways, failure = null }) {
+function newTurn({ question, images = [], ways, failure = null }) {
   const both = ways.length > 1;
   const answers = ways.map((on) => new Answer(on, both ? `${on ? "With" : "Without"} speculation` : null));
-  const own = element("div", { className: "question" }, element("h2", {}, "You"), element("p", { className: "text" }, question));
+  const own = element("div", { className: "question" }, element("h2", {}, "You"), thumbnails(images), element("p", { className: "text" }, question));
   const columns = element("div", { className: both ? "columns" : "" }, ...answers.map((each) => each.element));
   const notes = element("div");
-  const turn = { question, ways, answers, failure, notes, element: element("article", {}, own, element("h2", {}, "Answer"), columns, notes) };
+  const turn = { question, images, ways, answers, failure, notes, element: element("article", {}, own, element("h2", {}, "Answer"), columns, notes) };
   turns.push(turn);
   page.empty.hidden = true;
   page.log.append(turn.element);
@@ -137,7 +144,7 @@ function retry() {
   turns.pop();
   last.element.remove();
   page.message.focus({ preventScroll: true });
-  converse(last.question, last.ways.length > 1 ? last.ways : [page.speculation.checked]);
+  converse(last.question, last.images, last.ways.length > 1 ? last.ways : [page.speculation.checked]);
 }
 
 function setRunning(controller) {
@@ -151,8 +158,10 @@ function submit(ways) {
   if (!question) return page.message.focus();
   if (running || !settings()) return;
   page.message.value = "";
+  const sent = images;
+  showImages([]);
   showSettings(false);
-  converse(question, ways);
+  converse(question, sent, ways);
 }
 
 function startAnew() {
@@ -163,6 +172,37 @@ function startAnew() {
   page.empty.hidden = false;
   page.message.focus();
   say("New chat.");
+}
+
+// ---- images ----
+
+function showImages(urls) {
+  images = urls;
+  page.images.replaceChildren(...(urls.length ? [thumbnails(urls, (i) => {
+    showImages(urls.filter((_, at) => at !== i));
+    page.message.focus();
+  })] : []));
+}
+
+async function attach(files) {
+  page["image-failure"].hidden = true;
+  for (const file of files) {
+    try {
+      showImages([...images, await dataUrl(file)]);
+      say("Image added to the message.");
+    } catch (error) {
+      page["image-failure"].textContent = error.message;
+      page["image-failure"].hidden = false;
+    }
+  }
+}
+
+/** Take the images of a transfer that `event` brings, if the model reads images. */
+function take(event, transfer) {
+  const files = page.attach.hidden ? [] : imagesIn(transfer);
+  if (!files.length) return;
+  event.preventDefault();
+  attach(files);
 }
 
 // ---- speech ----
@@ -224,7 +264,7 @@ const INPUTS = ["system", "temperature", "max-tokens", "marks", "speculation", "
 
 function keepAll() {
   keep(SETTINGS, INPUTS.map((each) => (each.type === "checkbox" ? each.checked : each.value)));
-  const conversation = turns.map(({ question, ways, answers, failure }) => ({ question, ways, answers, failure }));
+  const conversation = turns.map(({ question, images, ways, answers, failure }) => ({ question, images, ways, answers, failure }));
   page["not-kept"].hidden = keep(CONVERSATION, turns.length ? conversation : null);
 }
 
@@ -266,6 +306,7 @@ async function greet() {
     model = served.model;
     page.model.textContent = [served.model, served.speech].filter(Boolean).join(", ");
     page.speak.hidden = !served.speech;
+    page.attach.hidden = !served.vision;
     page.send.hidden = page.compare.hidden = !served.model; // a server of speech alone
   } catch (error) {
     page.model.textContent = error.status === 401 ? "" : error.message;
@@ -298,6 +339,13 @@ page.message.addEventListener("keydown", (event) => {
   if (!running) submit([page.speculation.checked]);
 });
 
+page.attach.addEventListener("click", () => page.files.click());
+page.files.addEventListener("change", () => attach([...page.files.files]).then(() => { page.files.value = ""; }));
+page.message.addEventListener("paste", (event) => take(event, event.clipboardData));
+document.addEventListener("dragover", (event) => {
+  if (!page.attach.hidden && event.dataTransfer.types.includes("Files")) event.preventDefault(); // so that it may be dropped
+});
+document.addEventListener("drop", (event) => take(event, event.dataTransfer));
 page.speak.addEventListener("click", speak);
 page.compare.addEventListener("click", () => submit([true, false]));
 page.new.addEventListener("click", startAnew);

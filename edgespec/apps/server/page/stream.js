@@ -17,11 +17,15 @@ export function keepKey(key) {
 
 export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 
-/** Return {model, speech}: the names of the models that are served for texts and for speech, each null for none. */
+/**
+ * Return {model, speech, vision}: the names of the models that are served for texts and for speech, each null for none,
+ * and whether the former reads images.
+ */
 export async function servedModels() {
   const models = (await (await request("v1/models")).json()).data ?? [];
-  const named = (isSpeech) => models.find((each) => Boolean(each.edgespec?.speech) === isSpeech)?.id ?? null;
-  return { model: named(false), speech: named(true) };
+  const first = (isSpeech) => models.find((each) => Boolean(each.edgespec?.speech) === isSpeech);
+  const text = first(false);
+  return { model: text?.id ?? null, speech: first(true)?.id ?? null, vision: Boolean(text?.edgespec?.vision) };
 }
 
 /** Have a recording written down, and call `onText` for each piece of text. */

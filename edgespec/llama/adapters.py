@@ -61,10 +61,7 @@ class Adapters:
 def load_adapters(
     model: llama.llama_model_p, header: GGUFHeader, packed: Collection[str], given: Sequence[Lora]
 ) -> Adapters:
-    """Load adapters of a model, before any context of it is made. Raises as `check_adapter`.
-
-    `packed`: names of the weights that edgespec's kernels multiply.
-    """
+    """Load adapters of a model whose weights `packed` the kernels multiply, before there is any context."""
     loaded = []
     for path, _ in given:
         data = _as_loaded(check_adapter(path, header), packed)
@@ -81,10 +78,7 @@ def load_adapters(
 
 
 def check_adapter(path: Path, target: GGUFHeader) -> GGUF:
-    """Return the metadata of an adapter of `target`.
-
-    Raises EdgespecError, which names its first wrong tensor, and UsageError if the file is missing.
-    """
+    """Return an adapter's metadata. Raises UsageError, and EdgespecError with its first wrong tensor."""
     read = gguf.read_gguf(path)
     for key, wanted in zip(_TEXTS, ("adapter", "lora", target.architecture), strict=True):
         if (found := read.text(key)) != wanted:
@@ -101,8 +95,6 @@ def check_adapter(path: Path, target: GGUFHeader) -> GGUF:
     for name, tensor in tensors.items():
         if wrong := _why_wrong(tensor, tensors, weights):
             raise EdgespecError(f"{path}: no LoRA adapter of {target.path.name}: {name}: {wrong}")
-    if not tensors:
-        raise EdgespecError(f"{path}: it adapts no matrix")
     return read
 
 
@@ -133,8 +125,7 @@ def _why_wrong(one: TensorInfo, found: Mapping[str, TensorInfo], weights: Mappin
 def _as_loaded(read: GGUF, packed: Collection[str]) -> bytes:
     """Return an adapter's file as llama.cpp is to read it.
 
-    Where edgespec's kernels run the model, they take each product of the adapter too, of packed numbers or of
-    floats: it is then the same in passes of any length.
+    Beside weights that are `packed`, its matrices are of types that the kernels take: packed ones, or floats.
     """
 
     def kind_of(one: TensorInfo) -> int:

@@ -264,7 +264,6 @@ WRONG = {
     "blk.0.attn_norm.weight: its name ends": {
         "change": lambda t: t.update({"blk.0.attn_norm.weight": np.ones(256, np.float32)})
     },
-    "it adapts no matrix": {"names": "none"},
 }
 
 

@@ -380,9 +380,7 @@ class GenerationRequest(ConstraintFields, OtherFields):
     )
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers to each prompt.")
     speculative: SpeculativeOptions | None = None
-    lora: list[AdapterScale] | None = Field(
-        None, description="Those left out are 0. Default: the scales that POST /lora-adapters set."
-    )
+    lora: list[AdapterScale] | None = Field(None, description="Adapters that are left out are off.")
 
 
 class ChatRequest(GenerationRequest):

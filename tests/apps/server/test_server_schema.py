@@ -88,6 +88,7 @@ OPERATIONS = [
     ("GET", "/api/ps", "positive", 3),
     ("GET", "/api/version", "positive", 3),
     ("GET", "/props", "positive", 3),
+    ("GET", "/lora-adapters", "positive", 3),
     ("POST", "/api/pull", "positive", 5),
     ("POST", "/api/pull", "negative", 10),
     ("POST", "/api/show", "positive", 5),

@@ -10,6 +10,7 @@ namespace edgespec {
 
 constexpr int MAX_TILE = 8;         // tokens that share one pass over a group of weights
 constexpr int LEAST_WIDE = 16, WIDE_TILE = 64; // and of a wide tile, for tile registers
+constexpr int PANEL_TILES = 4;      // most tiles of a prompt that share one unpacking of weights
 constexpr int ATTN_ROWS = 96;       // most (token, head) rows of one attention unit
 constexpr int ATTN_BLOCK = 64;      // cached tokens of one round of the online softmax
 constexpr int ATTN_SEGMENT = 256;   // cached tokens whose partial results are merged in a second round
@@ -51,8 +52,13 @@ typedef void WideMatmulFn(const uint8_t *group, int64_t packets, const int8_t *a
 struct WideTable {
     WideMatmulFn *of[N_TYPES]; // none for floats
 };
+// The same for any number of rows, whose groups follow each other, and for up to PANEL_TILES tiles of MAX_TILE tokens.
+typedef void PanelFn(const uint8_t *group, int64_t packets, const int8_t *acts, int tiles, float *const *y, int64_t first,
+                     int64_t rows);
 struct MatmulTable {
     MatmulFn *of[N_TYPES][MAX_TILE]; // by the tokens of a tile, less one
+    PanelFn *panel[Q6_K - Q2_K + 1]; // nullptr: tiles are multiplied one by one
+    PanelFn *panel_of(Type type) const { return type >= Q2_K && type <= Q6_K ? panel[type - Q2_K] : nullptr; }
 };
 
 // The cells of a block of ATTN_BLOCK places, of which [first, last) are seen; the others repeat the nearest cell, so

@@ -102,6 +102,26 @@ __attribute__((always_inline)) inline void sum_pairs(const uint8_t *header, cons
     }
 }
 
+// total[c] += what the sums of a packet's products stand for.
+template <class W, int NC>
+__attribute__((always_inline)) inline void add_packet(const uint8_t *header, const int8_t *acts, I *sum, F *total) {
+    I of_pairs[NC];
+    if constexpr (W::HAS_PAIRS) {
+        sum_pairs<W, NC>(header, acts, of_pairs);
+    }
+    const F d = W::packet_scale(header), dmin = W::MINUS_MIN ? W::packet_minimum(header) : f_zero();
+    EACH_TOKEN {
+        if constexpr (W::HAS_PAIRS && !W::MINUS_MIN) {
+            sum[c] = i_add(sum[c], i_shl32<log2_of(W::OFFSET)>(of_pairs[c]));
+        }
+        F x = f_mul(f_int(sum[c]), f_of_rows<NC>(d, c));
+        if constexpr (W::MINUS_MIN) {
+            x = f_fma(f_int(of_pairs[c]), f_of_rows<NC>(dmin, c), x);
+        }
+        total[c] = f_fma(x, f_of_token<NC>(acts + 32 * NC, c), total[c]);
+    }
+}
+
 // A packet of a K type: integers until all its steps are summed.
 template <int TYPE, int NC, int LEVEL>
 __attribute__((always_inline)) inline void k_packet(const uint8_t *header, const int8_t *acts, int64_t ahead, F *total) {
@@ -137,21 +157,7 @@ __attribute__((always_inline)) inline void k_packet(const uint8_t *header, const
             }
         });
     }
-    I of_pairs[NC];
-    if constexpr (W::HAS_PAIRS) {
-        sum_pairs<W, NC>(header, first_acts, of_pairs);
-    }
-    const F d = W::packet_scale(header), dmin = W::MINUS_MIN ? W::packet_minimum(header) : f_zero();
-    EACH_TOKEN {
-        if constexpr (W::HAS_PAIRS && !W::MINUS_MIN) {
-            sum[c] = i_add(sum[c], i_shl32<log2_of(W::OFFSET)>(of_pairs[c]));
-        }
-        F x = f_mul(f_int(sum[c]), f_of_rows<NC>(d, c));
-        if constexpr (W::MINUS_MIN) {
-            x = f_fma(f_int(of_pairs[c]), f_of_rows<NC>(dmin, c), x);
-        }
-        total[c] = f_fma(x, f_of_token<NC>(first_acts + 32 * NC, c), total[c]);
-    }
+    add_packet<W, NC>(header, first_acts, sum, total);
 }
 
 // A level of prefetching is its own function: asking for it in the loop costs 1 to 2 % of the time from cache.

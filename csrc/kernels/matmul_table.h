@@ -10,6 +10,7 @@ namespace {
 #include "loading.h"
 #include "matmul.h"
 #include "floats.h"
+#include "panel.h"
 
 } // namespace
 
@@ -33,10 +34,10 @@ namespace {
     }
 
 extern const MatmulTable ES_MATMUL(ES_ISA, ES_LEVEL);
-const MatmulTable ES_MATMUL(ES_ISA, ES_LEVEL) = {TYPES(matmul_floats)};
+const MatmulTable ES_MATMUL(ES_ISA, ES_LEVEL) = {TYPES(matmul_floats), PANELS};
 #ifdef ES_ISA_BF16 // the same but for BF16 weights
 extern const MatmulTable ES_MATMUL(ES_ISA_BF16, ES_LEVEL);
-const MatmulTable ES_MATMUL(ES_ISA_BF16, ES_LEVEL) = {TYPES(matmul_pairs)};
+const MatmulTable ES_MATMUL(ES_ISA_BF16, ES_LEVEL) = {TYPES(matmul_pairs), PANELS};
 #endif
 
 } // namespace edgespec

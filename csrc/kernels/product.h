@@ -59,14 +59,26 @@ struct Product {
     }
 
     void run(int64_t chunk, int64_t chunks) const {
-        const int64_t tiles = n_tiles(tokens, most);
-        for (int64_t t = 0; t < tiles; t++) {
-            const int64_t begin = tile_begin(tokens, tiles, t), nc = tile_begin(tokens, tiles, t + 1) - begin;
-            float *y_of[WIDE_TILE];
+        // A panel fetches nothing ahead: it loses where weights have just come from memory, as for one of them.
+        const bool is_prompt = most == MAX_TILE && tokens >= 2 * PANEL_TILES * MAX_TILE;
+        PanelFn *const panel = is_prompt ? isa.matmul[prefetch.level - 1]->panel_of(type) : nullptr;
+        const int64_t tiles = n_tiles(tokens, most), first = first_row(chunk, chunks);
+        for (int64_t t = 0, together; t < tiles; t += together) {
+            const int64_t begin = tile_begin(tokens, tiles, t);
+            const bool fits = panel && t + PANEL_TILES <= tiles &&
+                              tile_begin(tokens, tiles, t + PANEL_TILES) - begin == PANEL_TILES * MAX_TILE; // full tiles
+            together = fits ? PANEL_TILES : 1;
+            const int64_t nc = tile_begin(tokens, tiles, t + together) - begin;
+            float *y_of[std::max(WIDE_TILE, PANEL_TILES * MAX_TILE)];
             for (int64_t c = 0; c < nc; c++) {
                 y_of[c] = y + (begin + c) * rows;
             }
-            multiply(chunk, chunks, tile(begin), (int)nc, y_of);
+            if (fits) {
+                panel(weights + first_group(chunk, chunks) * bytes(), n_packets(type, columns), tile(begin), PANEL_TILES, y_of,
+                      first, first_row(chunk + 1, chunks) - first);
+            } else {
+                multiply(chunk, chunks, tile(begin), (int)nc, y_of);
+            }
         }
     }
 };

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from edgespec.apps.images.library import load
-from edgespec.apps.images.mmproj import facts, find_mmproj
+from edgespec.apps.images.mmproj import facts, find_mmproj, load
 from edgespec.apps.images.pictures import Picture, read_file, read_picture
 from edgespec.decoding.session import EmbeddedSpan, Inputs, Medium, Places
 from edgespec.errors import EdgespecError, MessageFn, UsageError

@@ -1,15 +1,17 @@
-"""Finds a target's image encoder, its mmproj: named by somebody, beside the target, or in its repository."""
+"""A target's image encoder: its file (mmproj), named, beside it or in its repository, and what runs it."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 
-from edgespec.apps.images.library import is_built
 from edgespec.errors import EdgespecError
+from edgespec.llama.backend import bindings, library_folder, take_log
 from edgespec.llama.gguf_header import check_complete_file, read_header
 from edgespec.models.hub import HubRepository, SourceFailure
 from edgespec.models.on_disk import is_projector, quantization_in, repository_files
@@ -144,3 +146,31 @@ def image_facts(target: Path) -> dict[str, Any]:
         return told | {"problem": str(error)}
     problem = "" if is_built() else "run `make images`, which builds what reads them"
     return {"file": str(path), "projector": found.projector, "bytes": found.n_bytes, "problem": problem}
+
+
+# ---- llama.cpp's library that runs it, which `make images` builds ----
+
+_LIBRARY = "libmtmd.so"
+
+
+def is_built() -> bool:
+    """Whether the library lies beside llama.cpp's own."""
+    return (library_folder() / _LIBRARY).exists()
+
+
+@cache
+def load() -> ModuleType:
+    """Return `llama_cpp.mtmd_cpp`, whose log is llama.cpp's (backend.py).
+
+    Raises EdgespecError if its library is not built, or cannot be loaded.
+    """
+    if not is_built():
+        raise EdgespecError(f"llama.cpp's encoders of images ({_LIBRARY}) are not built; run `make images`")
+    try:
+        module = bindings("llama_cpp.mtmd_cpp")
+    except (OSError, RuntimeError, AttributeError) as error:
+        problem = f"{library_folder() / _LIBRARY}: cannot be loaded: {error}; run `make images` again"
+        raise EdgespecError(problem) from error
+    take_log(module.mtmd_log_set)
+    take_log(module.mtmd_helper_log_set)
+    return module

@@ -5,9 +5,9 @@ differs (vendor/llama.cpp of its source package; about 15 minutes on one core):
 
     pip download llama-cpp-python==0.3.36 --no-deps --no-binary :all: && tar xf llama_cpp_python-0.3.36.tar.gz
     cmake -S llama_cpp_python-0.3.36/vendor/llama.cpp -B build -DCMAKE_BUILD_TYPE=Release \
-        -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF \
+        -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_APP=OFF \
         -DLLAMA_BUILD_TESTS=OFF -DLLAMA_USE_PREBUILT_UI=OFF
-    cmake --build build --target llama-completion llama-speculative-simple llama-bench
+    cmake --build build --target llama-server llama-bench
 
 ik_llama.cpp's `llama-spec-bench` is built as its own README says; it runs with run-time repacking.
 """
@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import Engine
-from edgespec.apps.bench.measure import BenchSettings, rendered, run_program
+from edgespec.apps.bench.measure import BenchSettings, rendered
 from edgespec.apps.bench.runs import Run
 from edgespec.apps.bench.suites import Prompt
 from edgespec.errors import EdgespecError
+from script import run_program
 
 IK = "ik_llama.cpp"
 
@@ -84,7 +85,7 @@ class IkSpecBench:
 
 def llama_bench(program: Path, engine: Engine, timeout_s: float) -> dict[str, float]:
     """Return the tokens a second of llama.cpp's own benchmark, without and with flash attention."""
-    command = [str(program), "-m", str(engine.target.path.absolute()), "-t", str(engine.n_threads)]
+    command = [str(program.absolute()), "-m", str(engine.target.path.absolute()), "-t", str(engine.n_threads)]
     command += ["-fa", "off,on", "-r", "3", "-o", "json", "-p", "512", "-n", "128"]
     text = run_program(command, timeout_s).stdout
     try:

@@ -21,12 +21,11 @@ from typing import NamedTuple
 
 import jiwer
 
-from edgespec.apps.bench.measure import TIMEOUT_S, run_program
 from edgespec.apps.bench.runs import rotated
 from edgespec.apps.speech.audio import read_audio
 from edgespec.apps.speech.mel import SAMPLE_RATE
 from edgespec.errors import UsageError
-from script import Measuring, parser, spread, start
+from script import Measuring, parser, run_program, spread, start
 
 SOUND = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus")
 
@@ -64,7 +63,7 @@ def edgespec(args: argparse.Namespace, draft: str) -> Hear:
     command += ["--language", args.language] if args.language else []
 
     def hear(file: Path) -> tuple[float, str]:
-        told = json.loads(run_program([*command, str(file.absolute())], TIMEOUT_S).stdout)
+        told = json.loads(run_program([*command, str(file.absolute())]).stdout)
         return told["stats"]["seconds"], told["text"]
 
     return hear
@@ -77,7 +76,7 @@ def whisper_cpp(args: argparse.Namespace) -> Hear:
     command += ["-l", args.language or "auto", "-nf", "-bs", "1", "-bo", "1"]
 
     def hear(file: Path) -> tuple[float, str]:
-        done = run_program([*command, str(file.absolute())], TIMEOUT_S)
+        done = run_program([*command, str(file.absolute())])
         times = dict(re.findall(r"(load|total) time = +([\d.]+) ms", done.stderr))
         lines = (re.sub(r"^\[[^\]]*\]", "", line).strip() for line in done.stdout.splitlines())
         return (float(times["total"]) - float(times["load"])) / 1e3, " ".join(lines).strip()
@@ -91,7 +90,7 @@ def faster_whisper(args: argparse.Namespace) -> Hear:
 
     def hear(file: Path) -> tuple[float, str]:
         options = [folder, str(args.threads), str(file.absolute()), args.language or ""]
-        told = json.loads(run_program([*python, "-c", FASTER_WHISPER, *options], TIMEOUT_S).stdout)
+        told = json.loads(run_program([*python, "-c", FASTER_WHISPER, *options]).stdout)
         return told["seconds"], told["text"]
 
     return hear

@@ -14,14 +14,16 @@ chosen afterwards from these same runs. The prompts: --suite (bench/prompts.py).
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import prompts as prompt_sets
 from edgespec import Engine
-from edgespec.apps.bench.measure import BenchSettings, LlamaCpp, Peer, context_for, generate, warm_up
+from edgespec.apps.bench.measure import BenchSettings, LlamaServer, generate, started_server, warm_up
 from edgespec.apps.bench.runs import PLAIN_VARIANT, Run, Variant, parse_variants, rotated
 from edgespec.apps.bench.suites import DEFAULT, OVERALL, Prompt
 from edgespec.apps.bench.summary import compare
@@ -92,28 +94,28 @@ def report(runs: Sequence[Run], gammas: Sequence[int]) -> None:
         print(f"left out, answered in fewer than {FEWEST} tokens: {short}")
 
 
+@contextmanager
 def open_peers(
-    args: argparse.Namespace, engine: Engine, settings: BenchSettings, n_prompt: int
-) -> list[Peer]:
-    """Return the peers whose programs were given."""
-    if engine.draft is None:
-        return []
-    n_ctx = context_for(n_prompt, args.n_predict)
-    gammas = args.peer_gamma or args.gamma
-    peers: list[Peer] = []
-    if args.llama:
-        options = ("-fa", "off")  # its faster choice here
-        peers.append(
-            LlamaCpp(
-                args.llama, engine, engine.draft.path, settings, n_ctx, gammas, options, args.peer_timeout
-            )
-        )
-    if args.ik:
-        peers.append(IkSpecBench(args.ik.absolute(), engine, settings, n_ctx, gammas, args.peer_timeout))
-    return peers
+    args: argparse.Namespace, engine: Engine, settings: BenchSettings, prompts: Sequence[Prompt]
+) -> Iterator[list[LlamaServer | IkSpecBench]]:
+    """Open the peers whose programs were given. Raises EdgespecError if llama-server cannot be started."""
+    peers: list[LlamaServer | IkSpecBench] = []
+    with ExitStack() as stack:
+        if engine.draft and args.llama:
+            os.environ["LLAMA_ARG_FLASH_ATTN"] = "off"  # its faster choice here
+            for draft in (None, engine.draft.path):
+                peers.append(
+                    stack.enter_context(started_server(args.llama, engine, draft, settings, prompts))
+                )
+            del os.environ["LLAMA_ARG_FLASH_ATTN"]
+        if engine.draft and args.ik:
+            n_ctx = max(len(engine.prompt_tokens(prompt.text)) for prompt in prompts) + args.n_predict + 64
+            gammas = args.peer_gamma or args.gamma
+            peers.append(IkSpecBench(args.ik.absolute(), engine, settings, n_ctx, gammas, args.peer_timeout))
+        yield peers
 
 
-def run_peers(peers: list[Peer], prompt: Prompt, turn: int) -> list[Run]:
+def run_peers(peers: list[LlamaServer | IkSpecBench], prompt: Prompt, turn: int) -> list[Run]:
     """Run each peer on a prompt; a peer that fails is left out from then on."""
     runs: list[Run] = []
     for peer in tuple(peers):
@@ -133,11 +135,11 @@ def arguments() -> argparse.Namespace:
     parse.add_argument("--temp", type=float, default=0.0)
     parse.add_argument("-n", "--n-predict", type=int, default=128)
     parse.add_argument("--rounds", type=int, default=3)
-    parse.add_argument("--llama", type=Path, metavar="DIR", help="llama.cpp's programs")
+    parse.add_argument("--llama", type=Path, metavar="DIR", help="llama.cpp's llama-server and llama-bench")
     parse.add_argument("--ik", type=Path, metavar="PROGRAM", help="ik_llama.cpp's llama-spec-bench")
-    parse.add_argument("--peer-gamma", type=numbers(int), help="with peers; default: as --gamma")
+    parse.add_argument("--peer-gamma", type=numbers(int), help="with ik_llama.cpp; default: as --gamma")
     parse.add_argument("--peer-rounds", type=int, default=1, help="rounds in which peers run")
-    parse.add_argument("--peer-timeout", type=float, default=1800.0, help="seconds of a peer's process")
+    parse.add_argument("--peer-timeout", type=float, default=1800.0, help="seconds of a program")
     args = parse.parse_args()
     if min(args.rounds, *args.gamma, *args.stock_gamma) < 1 or args.n_predict < FEWEST:
         parse.error(f"numbers must be at least 1, --n-predict at least {FEWEST}")
@@ -163,15 +165,16 @@ def main() -> None:
     benches: list[dict[str, float]] = []
     names = choose_models(args.target, args.draft, writes=True)  # what peers can run too
     with Engine(*names, n_threads=args.threads, kernels="off") as stock:
-        longest = max(len(stock.prompt_tokens(prompt.text)) for prompt in prompts)
         warm_up(stock, prompts, replace(of_stock, variants=fixed([2])))
         require_kernels()
-        with Engine(*names, n_threads=args.threads) as ours:
+        with (
+            Engine(*names, n_threads=args.threads) as ours,
+            open_peers(args, stock, of_ours, prompts) as peers,
+        ):
             warm_up(ours, prompts, of_ours)
             variants = {STOCK: (stock, PLAIN_VARIANT), OURS: (ours, PLAIN_VARIANT)}
             variants |= {f"stock {variant.name}": (stock, variant) for variant in of_stock.variants}
             variants |= {f"edgespec {variant.name}": (ours, variant) for variant in of_ours.variants}
-            peers = open_peers(args, stock, of_ours, longest)
             for turn in range(args.rounds):
                 for place, prompt in enumerate(prompts):
                     for name in rotated(list(variants), turn + place):

@@ -69,8 +69,8 @@ def run_in_child(module: str, function: str, *arguments: str, timeout_s: float |
             check=False,
         )
     except subprocess.TimeoutExpired as late:
-        return ChildExit(None, "", _last_line(late.stdout or b""))
-    return ChildExit(ended.returncode, _last_line(ended.stderr), _last_line(ended.stdout))
+        return ChildExit(None, "", last_line(late.stdout or b""))
+    return ChildExit(ended.returncode, last_line(ended.stderr), last_line(ended.stdout))
 
 
 class ReportingChild:
@@ -109,7 +109,7 @@ class ReportingChild:
                 with child:  # closes the pipe and waits
                     pass
             complaints.seek(0)
-            self.ended = ChildExit(child.returncode, _last_line(complaints.read()))
+            self.ended = ChildExit(child.returncode, last_line(complaints.read()))
 
 
 def answer(kind: type[_T], work: Callable[[_T], None]) -> int:
@@ -140,7 +140,8 @@ def child_command(module: str, function: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", program, *arguments]
 
 
-def _last_line(said: bytes) -> str:
+def last_line(said: bytes) -> str:
+    """Return the last line that is not blank, such as a process's complaint; "" if there is none."""
     lines = said.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from edgespec import Engine
-from edgespec.apps.bench.measure import DRAFTED_PROGRAM, PLAIN_PROGRAM, BenchSettings, rendered
+from edgespec.apps.bench.measure import BenchSettings, rendered
 from edgespec.apps.bench.suites import Prompt
 from edgespec.errors import EdgespecError
-from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake, option
+from fake_llama_cpp import asked, fake, fake_server, option, started
 from peers import IkSpecBench, llama_bench
 from speed import open_peers, run_peers
 
@@ -27,27 +27,26 @@ def engine(tiny_path: Path, tiny_draft_path: Path) -> Iterator[Engine]:
         yield opened
 
 
-def test_llama_cpp_runs_without_flash_attention(engine: Engine, tmp_path: Path) -> None:
-    fake(tmp_path / PLAIN_PROGRAM, log=PLAIN_LOG)
-    fake(tmp_path / DRAFTED_PROGRAM, log=DRAFTED_LOG)
-    args = argparse.Namespace(
-        llama=tmp_path, ik=None, n_predict=64, gamma=[3], peer_gamma=None, peer_timeout=60.0
-    )
-    peers = open_peers(args, engine, SETTINGS, 10)
-    runs = run_peers(peers, PROMPT, 2)
+def given(**peers: Path | None) -> argparse.Namespace:
+    options = {"llama": None, "ik": None, "n_predict": 64, "gamma": [3], "peer_gamma": None}
+    return argparse.Namespace(**options | {"peer_timeout": 60.0} | peers)
+
+
+def test_llama_cpp_runs_plain_and_drafted(engine: Engine, tmp_path: Path) -> None:
+    folder = fake_server(tmp_path / "bin")
+    with open_peers(given(llama=folder), engine, SETTINGS, [PROMPT]) as peers:
+        runs = run_peers(peers, PROMPT, 2)
     assert [(run.variant, run.round) for run in runs] == [("llama.cpp plain", 2), ("llama.cpp model-3", 2)]
-    assert option(asked(tmp_path / DRAFTED_PROGRAM)["argv"], "-fa") == "off"
+    assert engine.draft
+    assert option(started(folder, "drafted")["argv"], "-md") == str(engine.draft.path)
 
 
 def test_a_peer_that_fails_is_left_out(engine: Engine, tmp_path: Path) -> None:
     program = tmp_path / "llama-spec-bench"
     fake(program, out="nothing\n")
-    args = argparse.Namespace(
-        llama=None, ik=program, n_predict=64, gamma=[3], peer_gamma=[5], peer_timeout=60.0
-    )
-    peers = open_peers(args, engine, SETTINGS, 10)
-    assert run_peers(peers, PROMPT, 0) == []
-    assert peers == []
+    with open_peers(given(ik=program), engine, SETTINGS, [PROMPT]) as peers:
+        assert run_peers(peers, PROMPT, 0) == []
+        assert peers == []
 
 
 def test_what_ik_llama_cpp_prints(engine: Engine, tmp_path: Path) -> None:

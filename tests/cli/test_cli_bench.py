@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import signal
 import subprocess
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -18,11 +20,10 @@ from msgspec.structs import replace
 from command_line import COMMAND, run_cli
 from edgespec.apps.bench.commands import bench as bench_room
 from edgespec.apps.bench.commands.bench_options import VariantChoice
-from edgespec.apps.bench.measure import DRAFTED_PROGRAM, PLAIN_PROGRAM
 from edgespec.apps.bench.runs import BenchmarkOutcome
 from edgespec.cli import app
 from edgespec.llama.kv_cache import KVCache
-from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake
+from fake_llama_cpp import fake, fake_server, option, started
 from random_heads import write_random_head
 from server_app import serving
 from terminals import messages_in_terminal
@@ -322,23 +323,35 @@ def test_a_bar_in_a_terminal(environment, models, suite):
 # ---- peers ----
 
 
-@pytest.fixture
-def programs(tmp_path):
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    fake(folder / PLAIN_PROGRAM, out="Sure.\n", log=PLAIN_LOG)
-    fake(folder / DRAFTED_PROGRAM, out="Sure.\n", log=DRAFTED_LOG)
-    return folder
-
-
-def test_a_peer_in_turns(bench, programs):
-    process = bench(*QUICK, "--peer", "llama.cpp", "--bin", programs, "--json")
+def test_a_peer_in_turns(bench, tmp_path, tiny_draft_path):
+    process = bench(*QUICK, "--peer", fake_server(tmp_path / "bin"), "--json")
     assert process.returncode == 0, process.stderr
-    runs = outcome_of(process).cells[0].runs
-    assert [run.variant for run in runs[3:5]] == ["llama.cpp plain", "llama.cpp model-2"]
-    assert Counter(run.variant for run in runs)["llama.cpp model-2"] == 3
-    table = bench(*QUICK, "--peer", "llama.cpp", "--bin", programs).stdout
-    assert "llama.cpp model-2" in table
+    outcome = outcome_of(process)
+    runs = outcome.cells[0].runs
+    assert [run.variant for run in runs[3:5]] == ["llama.cpp plain", "llama.cpp model-3"]
+    assert Counter(run.variant for run in runs)["llama.cpp model-3"] == 3
+    assert outcome.settings["peers"].endswith(f", drafted by {tiny_draft_path.stem}")
+
+
+def test_a_peer_that_cannot_be_started(bench, tmp_path):
+    fake(tmp_path / "llama-server", log="no such model\n", code=1)
+    process = bench(*QUICK, "--peer", tmp_path)
+    assert (process.returncode, process.stdout) == (1, "")
+    assert messages(process.stderr)[-1] == "edgespec: error: llama-server ended with code 1: no such model"
+
+
+def test_ctrl_c_ends_what_was_started(environment, models, suite, tmp_path):
+    folder = fake_server(tmp_path / "bin")
+    command = [*COMMAND, *arguments_of(*models, *QUICK, "--peer", folder, "--rounds", 1000, suite=suite)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (folder / "llama-server.drafted").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    for how in ("plain", "drafted"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(started(folder, how)["pid"], 0)
 
 
 def test_a_server_in_turns(bench, tiny_path):
@@ -354,11 +367,12 @@ def test_a_server_in_turns(bench, tiny_path):
 
 
 def test_a_peer_drafts_with_the_small_model_where_the_draft_is_a_head(
-    bench, programs, tiny_path, tiny_draft_path, tmp_path
+    bench, tiny_path, tiny_draft_path, tmp_path
 ):
+    folder = fake_server(tmp_path / "bin")
     paths = {"big": tiny_path, "head": write_random_head(tmp_path / "head.gguf", tiny_path)}
     pair = '[pairs.mine]\ntarget = "big"\ndraft = "head"\n'
-    peer = ("--peer", "llama.cpp", "--bin", programs, "--json")
+    peer = ("--peer", folder, "--json")
     for more, drafted in (("", False), ('small = "small"\n', True)):
         write_user_models(tmp_path / "config", paths | {"small": tiny_draft_path}, pair + more)
         process = bench(*QUICK, *peer, models=["--pair", "mine"])
@@ -366,24 +380,20 @@ def test_a_peer_drafts_with_the_small_model_where_the_draft_is_a_head(
         outcome = outcome_of(process)
         (cell,) = outcome.cells
         assert cell.draft == "head"
-        assert ("llama.cpp model-2" in {run.variant for run in cell.runs}) is drafted
+        assert ("llama.cpp model-3" in {run.variant for run in cell.runs}) is drafted
         assert outcome.settings["peers"].endswith(f", drafted by {tiny_draft_path.stem}") is drafted
         assert outcome.models.keys() == {"big", "head", *([tiny_draft_path.stem] if drafted else [])}
-    argv = asked(programs / DRAFTED_PROGRAM)["argv"]
-    assert argv[argv.index("-md") + 1] == str(tiny_draft_path)
+    assert option(started(folder, "drafted")["argv"], "-md") == str(tiny_draft_path)
 
 
-def test_a_peer_that_fails_leaves_the_other_runs(bench, programs):
-    fake(programs / DRAFTED_PROGRAM, log="0.00.001.000 E the draft is of no use\n", code=1)
-    process = bench(*QUICK, "--rounds", 2, "--peer", "llama.cpp", "--bin", programs, "--json")
+def test_a_peer_that_fails_leaves_the_other_runs(bench, tiny_path, tmp_path):
+    one = suite_file(tmp_path / "one.jsonl", PROMPTS[:1])
+    with serving(tiny_path, engine_options={"prefix_cache": 1 << 24}) as served:
+        process = bench(*QUICK, "--rounds", 2, "--peer", served.url, "--json", suite=one)
     assert process.returncode == 0, process.stderr
     outcome = outcome_of(process)
     found = Counter(run.variant for run in outcome.cells[0].runs)
-    assert found == {"plain": 6, "suffix-2": 6, "model-2": 6, "llama.cpp plain": 1}
+    assert found == {"plain": 2, "suffix-2": 2, "model-2": 2, "llama.cpp served": 1}
     (line,) = (line for line in outcome.warnings if "llama.cpp" in line)
-    assert re.fullmatch(
-        r"llama-speculative-simple ended with code 1: the draft is of no use; "
-        r"llama\.cpp .* is left out from here on",
-        line,
-    )
+    assert re.fullmatch(r".* keeps prompts: .*; llama\.cpp .* is left out from here on", line)
     assert f"edgespec: warning: {line}" in process.stderr.splitlines()

@@ -12,17 +12,8 @@ Neighbouring runs are compared, and each prompt begins with a different variant,
 becomes slower slows all variants alike. Before each generation the engine forgets earlier texts and what it
 learnt from them: no answer is drafted from an earlier answer, and each run begins with the same profile.
 
-A server is asked from outside (`LlamaServer`). llama.cpp's own programs run on the same prompts and files, as
-users run them, with their own defaults:
-
-    plain     llama-completion            the target alone
-    drafted   llama-speculative-simple    the target, drafted by the draft model
-
-Flash attention is "auto" there: on wherever the processor's kernels have it. Times are those that the
-programs print, for reading the prompt and for decoding with sampling; neither contains loading. The second
-program reads the last token of the prompt together with its first draft, so its time for the prompt ends
-before the first token. It also writes up to a draft more tokens than asked for; these count, because its time
-includes them.
+Other servers are asked from outside (`LlamaServer`): they run with their own defaults, and their times are
+those of whoever asks. `started_server` starts llama.cpp's on the same files.
 """
 
 from __future__ import annotations
@@ -30,18 +21,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
-import re
-import shutil
+import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -68,13 +57,13 @@ from edgespec.decoding.records import Result
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.session import PromptTokens
 from edgespec.engine.stream import Stream
-from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.errors import EdgespecError
 from edgespec.llama.choices import KernelsChoice
 from edgespec.llama.weights import Model
 from edgespec.models.store import sha256_of
 from edgespec.platform.machine import peak_rss_bytes
 from edgespec.platform.metering import choose_meter
-from edgespec.platform.processes import REFUSED, Cancellation, ReportingChild, send
+from edgespec.platform.processes import REFUSED, Cancellation, ReportingChild, child_command, last_line, send
 from edgespec.platform.processes import answer as answer_request
 
 if TYPE_CHECKING:
@@ -119,17 +108,6 @@ class BenchSettings:
             "seed": self.seed,
             "rule": self.rule or "match",
         }
-
-
-class Peer(Protocol):
-    """Another program that continues the same prompts with the same files."""
-
-    @property
-    def name(self) -> str:
-        """The name of the other program in tables and messages."""
-
-    def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
-        """Yield a run of each of its variants."""
 
 
 def tokens_of(engine: Engine, prompt: Prompt) -> Sequence[int]:
@@ -325,7 +303,7 @@ def measure(
     prompts: Sequence[Prompt],
     settings: BenchSettings,
     control: BenchControl,
-    peers: list[Peer],
+    peers: list[LlamaServer],
 ) -> str:
     """Measure rounds until a limit is reached, and return in words which limit it was.
 
@@ -360,7 +338,7 @@ def measure(
     return f"{_rounds(control.rounds or 0)}, as asked for"
 
 
-def _run_peers(peers: list[Peer], prompt: Prompt, round_: int, control: BenchControl) -> None:
+def _run_peers(peers: list[LlamaServer], prompt: Prompt, round_: int, control: BenchControl) -> None:
     for peer in [*peers]:
         try:
             for run in peer.runs(prompt, round_):
@@ -525,126 +503,74 @@ def _measure_cell(task: CellTask) -> None:
 
 
 TIMEOUT_S = 1800.0
-"""Seconds that a program may take for one prompt, loading included."""
+"""Seconds that a peer may take to load, or to answer a prompt."""
 
-PLAIN_PROGRAM = "llama-completion"
-DRAFTED_PROGRAM = "llama-speculative-simple"
+LLAMA_SERVER = "llama-server"
 
-_ATTEMPTS = 3  # a program may end before its log is written (llama.cpp's issue 22142)
+_GAMMA = 3  # llama.cpp's default
 _MARGIN = 64  # tokens of context: for drafts beyond the end
-_LONGEST_LINE = 200  # characters of a program's last line that are shown
-_PROMPT = "prompt.txt"
-_LEAST_BATCH = 2048  # llama.cpp's default
-_N = r" *(\d+(?:\.\d*)?)"
-_PLAIN_FIGURES = (  # reading the prompt, passes, sampling
-    rf"prompt eval time ={_N} ms / *(\d+) tokens",
-    rf"eval time ={_N} ms / *(\d+) runs",
-    rf"sampling time ={_N} ms",
-)
-_DRAFTED_FIGURES = (rf"encoded +(\d+) tokens in{_N} seconds", rf"decoded +(\d+) tokens in{_N} seconds")
-_END_OF_TEXT = "[end of text]"  # llama-completion's words for an end-of-generation token
-_LOG_PREFIX = re.compile(r"^\d+(?:\.\d+)+ [A-Z](?: |$)")
+_LONGEST_LINE = 200  # characters of an answer that are shown
 
 
-def check_programs(directory: Path, *, drafts: bool) -> None:
-    """Raise UsageError if a program that is needed is not in `directory`."""
-    needed = (PLAIN_PROGRAM, *((DRAFTED_PROGRAM,) if drafts else ()))
-    missing = [name for name in needed if not shutil.which(directory.absolute() / name)]
-    if missing:
-        problem = (
-            f"no executable {' and no '.join(missing)} there; in llama.cpp's source run cmake -B build "
-            f"&& cmake --build build --target {' '.join(needed)}, then give its build/bin"
-        )
-        raise UsageError(problem, field="bin", value=directory)
+@contextmanager
+def started_server(
+    directory: Path, engine: Engine, draft: Path | None, settings: BenchSettings, prompts: Sequence[Prompt]
+) -> Iterator[LlamaServer]:
+    """Run the llama-server in `directory` on the engine's target, with room for `prompts`, while entered.
 
-
-@dataclass
-class LlamaCpp:
-    """The programs in a folder as a peer of `bench.measure`: plain, then drafted with each of `gammas`.
-
-    Raises UsageError when a program is missing, EdgespecError when it cannot be run.
+    `draft`: drafts 3 tokens at a time; None: plain decoding. Raises EdgespecError with the last line of its
+    log if it ends early.
     """
+    longest = max(len(tokens_of(engine, prompt)) for prompt in prompts)
+    n_ctx = min(longest + settings.n_predict + _MARGIN, engine.target.n_ctx_train)
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+    threads, program = engine.n_threads, str(directory.absolute() / LLAMA_SERVER)
+    options = f"--host 127.0.0.1 --port {port} -c {n_ctx} -np 1 -t {threads} -ngl 0 -cram 0 --no-webui"
+    command = [program, "-m", str(engine.target.path.absolute()), *options.split(), "--no-log-prefix"]
+    if draft:
+        options = f"-td {threads} -ngld 0 --spec-type draft-simple --spec-draft-n-max {_GAMMA}"
+        command += ["-md", str(draft.absolute()), *options.split()]
+    if engine.adapters:
+        adapters = [f"{path.absolute()}:{scale}" for path, scale in engine.adapters]
+        command += ["--lora-scaled", ",".join(adapters)]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            child_command("os", "execl", program, *command),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in the terminal is for this process, which ends it
+        )
+        with process:
+            try:
+                address = f"http://127.0.0.1:{port}"
+                _await(process, address, log)
+                yield LlamaServer(address, engine, settings, draft, f"model-{_GAMMA}" if draft else PLAIN)
+            finally:
+                process.kill()
 
-    directory: Path
-    engine: Engine
-    """Whose target and number of threads they use; its chat template makes the prompts."""
-    draft: Path | None
-    """None: only plain decoding."""
-    settings: BenchSettings
-    n_ctx: int
-    gammas: Sequence[int] = ()
-    options: Sequence[str] = ()
-    """More options of both programs."""
-    timeout_s: float = TIMEOUT_S
 
-    def __post_init__(self) -> None:
-        """Check the programs, and ask for their version."""
-        check_programs(self.directory, drafts=self.draft is not None)
-        done = run_program([f"{self.directory / PLAIN_PROGRAM}", "--version"], self.timeout_s)
-        version = re.search(r"^\s*version:(.*)", done.stdout + done.stderr, re.MULTILINE)
-        if not version:
-            last = _last_line(done.stderr, done.stdout)
-            raise EdgespecError(f"{PLAIN_PROGRAM} --version names no version: {last}")
-        drafted = f", drafted by {self.draft.stem}" if self.draft else ""
-        self.name = f"{PEER}{version[1].strip()}{drafted}"
-        """Name, version, and what drafts."""
+def _await(process: subprocess.Popen[bytes], address: str, log: IO[bytes]) -> None:
+    """Wait until a server is healthy. Raises EdgespecError if it ends, or takes too long."""
+    import httpx
 
-    def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
-        """Yield a run of each variant. Raises EdgespecError."""
-        text, n = rendered(self.engine, prompt.text), self.settings.n_predict
-
-        def run(variant: str, n_prompt: float, n_tokens: float, read_s: float, decode_s: float) -> Run:
-            name, whole_s = f"{PEER}{variant}", read_s + decode_s
-            counts = int(n_prompt), int(n_tokens)
-            return Run(prompt.id, prompt.category, name, round_, *counts, whole_s, read_s, read_s)
-
-        options = f"-n {n} --perf -no-cnv --no-display-prompt --simple-io".split()
-        out, found = self._figures(PLAIN_PROGRAM, text, round_, options, _PLAIN_FIGURES)
-        read_ms, n_prompt, passes_ms, n_passes, sampling_ms = found
-        # For 0 passes it prints 1 pass in 0 ms. The last token needs no pass, nor does an end-of-text token.
-        n_tokens = (n_passes if passes_ms > 0 else 0) + (not out.rstrip().endswith(_END_OF_TEXT))
-        yield run(PLAIN, n_prompt, n_tokens, read_ms / 1e3, (passes_ms + sampling_ms) / 1e3)
-        for gamma in self.gammas if self.draft else ():
-            # It stops only after more than -n tokens, and refuses prompts longer than a batch.
-            options = f"-n {n - 1} -b {max(self.n_ctx, _LEAST_BATCH)} -td {self.engine.n_threads}".split()
-            options += f"--spec-type draft-simple --spec-draft-n-max {gamma}".split()
-            options += ["-md", str(self.draft and self.draft.absolute())]
-            _, found = self._figures(DRAFTED_PROGRAM, text, round_, options, _DRAFTED_FIGURES)
-            n_prompt, read_s, n_tokens, decode_s = found
-            if n_tokens < n:  # it counted the end-of-generation token
-                n_tokens = max(n_tokens - 1, 0)
-            yield run(f"model-{gamma}", n_prompt, n_tokens, read_s, decode_s)
-
-    def _figures(
-        self, program: str, text: str, round_: int, options: Sequence[str], figures: Sequence[str]
-    ) -> tuple[str, list[float]]:
-        """Return the text that a program wrote, and the numbers that match `figures` in its log."""
-        params, seed = (
-            self.settings.params,
-            (self.settings.seed + round_) % 0xFFFFFFFF,
-        )  # that is a random one
-        top_k = 1 if params.greedy else params.top_k  # the same token, but faster
-        chosen = f"--temp {params.temperature} --top-k {top_k} --top-p {params.top_p} --min-p {params.min_p}"
-        common = f"{chosen} --seed {seed} --no-escape -t {self.engine.n_threads} -c {self.n_ctx}".split()
-        model = str(self.engine.target.path.absolute())
-        command = [str(self.directory / program), "-m", model, *common, *self.options, *options]
-        for _ in range(_ATTEMPTS):
-            # The program removes a file's last newline.
-            done = run_program([*command, "-f", _PROMPT], self.timeout_s, f"{text}\n")
-            # Search only the log: the model's text on stdout may look like a figure.
-            found = [match for figure in figures if (match := re.search(figure, done.stderr))]
-            if len(found) == len(figures):
-                return done.stdout, [float(number) for match in found for number in match.groups()]
-        last = _last_line(done.stderr, done.stdout)
-        raise EdgespecError(f"{program} did not say how long it took; its last line: {last}")
+    deadline = time.monotonic() + TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        with suppress(httpx.HTTPError):
+            if httpx.get(f"{address}/health").is_success:
+                return
+        time.sleep(0.1)
+    how = "is not ready" if process.returncode is None else f"ended with code {process.returncode}"
+    log.seek(0)
+    raise EdgespecError(f"{LLAMA_SERVER} {how}: {last_line(log.read()) or 'no output'}")
 
 
 @dataclass
 class LlamaServer:
     """A server that speaks OpenAI's completions, such as llama-server, as a peer of `bench.measure`.
 
-    It drafts as it was started. Its times are those of whoever asks it. Raises EdgespecError when it does not
-    answer.
+    It drafts as it was started. Raises EdgespecError when it does not answer.
     """
 
     address: str
@@ -652,14 +578,21 @@ class LlamaServer:
     engine: Engine
     """Whose chat template makes the prompts."""
     settings: BenchSettings
-    timeout_s: float = TIMEOUT_S
+    draft: Path | None = None
+    """What it was started to draft with."""
+    variant: str = "served"
+    """The name of its runs."""
 
     def __post_init__(self) -> None:
-        """Ask which model it serves."""
+        """Ask for its build, which only llama.cpp's own tells, or which model it serves."""
+        self._build = ""
         with self._asking("GET", "/v1/models") as answer:
             served = json.loads(answer.read())["data"][0]["id"]
-        self.name = f"{PEER}at {self.address} with {served}"
-        """Name, address and model."""
+        with suppress(EdgespecError), self._asking("GET", "/props") as answer:
+            self._build = json.loads(answer.read())["build_info"]
+        drafted = f", drafted by {self.draft.stem}" if self.draft else ""
+        self.name = f"{PEER}{self._build or f'at {self.address} with {served}'}{drafted}"
+        """Its build, or address and model; and what drafts."""
 
     @contextmanager
     def _asking(self, method: str, path: str, body: object = None) -> Iterator[httpx.Response]:
@@ -667,7 +600,7 @@ class LlamaServer:
 
         whole = f"{self.address.rstrip('/')}{path}"
         try:
-            with httpx.stream(method, whole, json=body, timeout=self.timeout_s) as answer:
+            with httpx.stream(method, whole, json=body, timeout=TIMEOUT_S) as answer:
                 if answer.is_error:
                     said = " ".join(answer.read().decode(errors="replace").split())[:_LONGEST_LINE]
                     raise EdgespecError(f"{whole} answers {answer.status_code}: {said}")
@@ -685,21 +618,28 @@ class LlamaServer:
         body |= {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
         body |= {"min_p": params.min_p, "seed": (self.settings.seed + round_) % 0xFFFFFFFF}
         usage: dict[str, Any] = {}
-        first_s, started = None, time.perf_counter()
+        timings: dict[str, Any] = {}
+        ended, first_s, started = None, None, time.perf_counter()
         with self._asking("POST", "/v1/completions", body) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
                     event = json.loads(line.removeprefix("data: "))
-                    usage = event.get("usage") or usage
-                    if first_s is None and event["choices"] and event["choices"][0]["text"]:
-                        first_s = time.perf_counter() - started
+                    usage, timings = event.get("usage") or usage, event.get("timings") or timings
+                    for choice in event["choices"]:
+                        ended = choice.get("finish_reason") or ended
+                        if first_s is None and choice["text"]:
+                            first_s = time.perf_counter() - started
             whole_s = time.perf_counter() - started
             n_prompt, n_tokens = usage["prompt_tokens"], usage["completion_tokens"]
             n_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         if n_cached > n_prompt // 2:
             raise EdgespecError(f"{self.address} keeps prompts: start it without a cache of them")
+        if self._build:
+            n_tokens -= ended == "stop"  # it counts the end-of-generation token
+            if self.draft and n_tokens > _GAMMA and not timings.get("draft_n"):
+                raise EdgespecError(f"{LLAMA_SERVER} drafts nothing with {self.draft.stem}")
         counts = n_prompt, n_tokens, whole_s
-        yield Run(prompt.id, prompt.category, f"{PEER}served", round_, *counts, first_s, None)
+        yield Run(prompt.id, prompt.category, f"{PEER}{self.variant}", round_, *counts, first_s, None)
 
 
 def rendered(engine: Engine, prompt: str) -> str:
@@ -715,52 +655,3 @@ def rendered(engine: Engine, prompt: str) -> str:
     bare = text.removeprefix(bos)
     again = target.tokenize(bare, add_special=True, parse_special=True)
     return bare if again == engine.prompt_tokens(prompt) else text
-
-
-def context_for(n_prompt: int, n_predict: int) -> int:
-    """Return the context size for `n_prompt` tokens and an answer of `n_predict`, a multiple of 256."""
-    return -(-(n_prompt + n_predict + _MARGIN) // 256) * 256
-
-
-def run_program(
-    command: Sequence[str], timeout_s: float, prompt: str = ""
-) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and return its output; an exception, such as Ctrl-C, ends the program too.
-
-    `prompt`: what the file prompt.txt holds, in the folder where it runs.
-    Raises EdgespecError with the program's last line if it fails or takes more than `timeout_s`.
-    """
-    name = Path(command[0]).name
-    try:
-        with tempfile.TemporaryDirectory() as directory:  # some write a log to the working directory
-            Path(directory, _PROMPT).write_text(prompt, encoding="utf-8", newline="")
-            done = subprocess.run(
-                [str(Path(command[0]).absolute()), *command[1:]],
-                cwd=directory,
-                env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # otherwise a debugger prints the last line
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-            )
-    except OSError as error:
-        raise EdgespecError(describe_os_error(error)) from None
-    except subprocess.TimeoutExpired as error:
-        last = _last_line(error.stderr, error.stdout)
-        raise EdgespecError(f"{name} took more than {timeout_s:g} s; its last line: {last}") from None
-    if done.returncode != 0:
-        last = _last_line(done.stderr, done.stdout)
-        raise EdgespecError(f"{name} ended with code {done.returncode}: {last}")
-    return done
-
-
-def _last_line(*outputs: str | bytes | None) -> str:
-    """Return the last line of the first output that has one, without what a log writes before it."""
-    for output in outputs:
-        text = output.decode(errors="replace") if isinstance(output, bytes) else output or ""
-        for line in reversed(text.splitlines()):
-            if words := _LOG_PREFIX.sub("", " ".join(line.split())):
-                return words[:_LONGEST_LINE]
-    return "no output"

@@ -33,7 +33,7 @@ PLAIN = "plain"
 """The variant that every other is compared with: the target alone, with the cell's kernels."""
 
 PEER = "llama.cpp "
-"""Prefix of the variants of llama.cpp's programs."""
+"""Prefix of the variants of llama.cpp, and of any other server."""
 
 WorkProgressFn = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -56,7 +56,7 @@ class Run:
     tokens: int
     """Emitted tokens, without an end-of-generation token."""
     total_s: float
-    """From the call to the last token; a peer's: its own times for reading the prompt and decoding."""
+    """From the call to the last token; a peer's: as its client saw it."""
     ttft_s: float | None
     """From the call to the first token."""
     prefill_s: float | None

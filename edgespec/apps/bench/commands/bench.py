@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +24,7 @@ from edgespec.engine.options import EngineOptions
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
-    from edgespec.apps.bench.measure import BenchSettings, LlamaCpp, Peer
+    from edgespec.apps.bench.measure import BenchSettings, LlamaServer
     from edgespec.apps.bench.quantizations import FileFacts
     from edgespec.apps.bench.runs import BenchmarkOutcome, Run
     from edgespec.engine.engine import Engine
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 _PEERS = "Peers"
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_PEER_GAMMA = 3  # llama.cpp's default
 
 
 @option_group()
@@ -68,24 +69,23 @@ class PeerChoice:
     peer: Annotated[
         str | None,
         typer.Option(
-            metavar="llama.cpp|URL",
-            help="Ask it too, in turns: llama.cpp's programs in --bin, or a server of completions, such as "
-            "llama-server at http://127.0.0.1:8080.",
+            metavar="DIR|URL",
+            help="Ask it too, in turns: the llama-server in this folder, started on the same models, or a "
+            "server of completions, such as http://127.0.0.1:8080.",
         ),
     ] = None
-    bin_: Annotated[Path | None, typer.Option("--bin", metavar="DIR", help="Where its programs are.")] = None
 
     @property
-    def address(self) -> str | None:
-        """The address of a server. Raises UsageError."""
-        if (self.peer == "llama.cpp") != (self.bin_ is not None):
-            raise UsageError("--peer and --bin go together: --peer llama.cpp --bin DIR")
-        if not self.peer or self.bin_:
+    def folder(self) -> Path | None:
+        """The folder with llama-server; None: an address, or no peer. Raises UsageError if it is neither."""
+        from edgespec.apps.bench.measure import LLAMA_SERVER
+
+        if not self.peer or re.fullmatch(r"https?://[^\s/]+/?", self.peer):
             return None
-        if not re.fullmatch(r"https?://[^\s/]+/?", self.peer):
-            problem = "must be llama.cpp or an address such as http://127.0.0.1:8080"
+        if not shutil.which(Path(self.peer, LLAMA_SERVER).absolute()):
+            problem = f"must be a folder with {LLAMA_SERVER}, or an address such as http://127.0.0.1:8080"
             raise UsageError(problem, field="peer", value=self.peer)
-        return self.peer
+        return Path(self.peer)
 
 
 @shown("Measure", "edgespec bench --category code")
@@ -105,12 +105,12 @@ def bench_command(
     Plain decoding and speculation take turns over each prompt, until the interval of the speed-up is tight
     or the budget is spent. Every number is explained in docs/measuring.md.
     """
-    from edgespec.apps.bench.measure import LlamaServer, check_programs
+    from edgespec.apps.bench.measure import LlamaServer, started_server
     from edgespec.platform.metering import choose_meter
     from edgespec.platform.plugins import part
     from edgespec.platform.processes import SignalPipe
 
-    address = peer.address
+    folder = peer.folder
     outputs.check()
     settings = measuring.variants.settings(prompts)
     _ = measuring.budget_s  # which may be refused
@@ -125,20 +125,17 @@ def bench_command(
     writes = any(variant.cascade for variant in settings.variants)
     meter = choose_meter(assume_watts=assume_watts, on_message=message)
     names = models.choose(drafter, compute, writes=writes)
-    if peer.bin_:
-        check_programs(peer.bin_, drafts=names.draft is not None)
     pull_named(*names)
-    peers_draft = draft_of_peers(names) if peer.bin_ else None
+    drafts_peer = draft_of_peers(names) if folder else None
     with meter, SignalPipe() as signals:
         part("energy.know_idle")(meter)
-        with compute.load_engine(
-            EngineOptions(names, drafter=drafter, meter=meter, signals=signals)
-        ) as engine:
-            peers: list[Peer] = []
-            if peer.bin_:
-                peers = [_llama_cpp(peer.bin_, engine, peers_draft, suite, settings)]
-            elif address:
-                peers = [LlamaServer(address, engine, settings)]
+        options = EngineOptions(names, drafter=drafter, meter=meter, signals=signals)
+        with compute.load_engine(options) as engine, ExitStack() as stack:
+            peers = [LlamaServer(peer.peer, engine, settings)] if peer.peer and not folder else []
+            if folder:
+                for draft in dict.fromkeys((None, drafts_peer)):
+                    server = started_server(folder, engine, draft, settings, suite.prompts)
+                    peers.append(stack.enter_context(server))
             return _measure(engine, suite, settings, measuring, peers, outputs)
 
 
@@ -158,7 +155,7 @@ def _measure(
     suite: Suite,
     settings: BenchSettings,
     measuring: BenchMeasuring,
-    peers: Sequence[Peer],
+    peers: list[LlamaServer],
     outputs: ReportOutputs,
 ) -> int:
     """Measure, and write the results, even if Ctrl-C or a failure ends it early.
@@ -168,9 +165,9 @@ def _measure(
     """
     from edgespec.apps.bench.commands.report import write_results
     from edgespec.apps.bench.machine import MachineWatch
-    from edgespec.apps.bench.measure import BenchControl, LlamaCpp, encode_images, fitting, measure
+    from edgespec.apps.bench.measure import BenchControl, encode_images, fitting, measure
 
-    models = _models(engine, [peer.draft for peer in peers if isinstance(peer, LlamaCpp)])
+    models = _models(engine, [peer.draft for peer in peers])
     watch = MachineWatch(n_threads=engine.n_threads)
     prompts, warnings = fitting(engine, suite.interleaved(), settings.n_predict)
     if encoded := encode_images(engine, prompts):
@@ -187,7 +184,7 @@ def _measure(
         with WorkDisplay() as display:
             limits = (measuring.budget_s, measuring.precision, measuring.rounds)
             control = BenchControl(on_run, *limits, display.show, warnings.append)
-            ended = measure(engine, prompts, settings, control, list(peers))
+            ended = measure(engine, prompts, settings, control, [*peers])
     except KeyboardInterrupt:
         ended, code = "interrupted", INTERRUPTED
     except EdgespecError as error:
@@ -261,10 +258,10 @@ def _models(engine: Engine, of_peers: Iterable[Path | None]) -> list[FileFacts]:
 
 
 def draft_of_peers(models: ChosenModels) -> Path | None:
-    """Return the file of the model that drafts for llama.cpp's programs.
+    """Return the file of the model that drafts for llama-server.
 
-    They run no heads: where the draft is one, it is the pair's small model, or none. Raises EdgespecError: it
-    is not on this machine, and nobody asked for it by name.
+    It cannot run our heads: where the draft is one, it is the pair's small model, or none. Raises
+    EdgespecError: it is not on this machine, and nobody asked for it by name.
     """
     from edgespec.llama.gguf_header import read_header
     from edgespec.models.draft_records import paired_draft
@@ -272,23 +269,6 @@ def draft_of_peers(models: ChosenModels) -> Path | None:
 
     target, draft = models
     for name in (draft, paired_draft(target, writes=True)) if draft else ():
-        if not name:
-            continue
-        header = read_header(resolve(name, pull_missing=False))
-        if not header.draft_kind:
+        if name and not (header := read_header(resolve(name, pull_missing=False))).draft_kind:
             return header.path
     return None
-
-
-def _llama_cpp(
-    folder: Path, engine: Engine, draft: Path | None, suite: Suite, settings: BenchSettings
-) -> LlamaCpp:
-    """Return llama.cpp's programs on the engine's target; they draft as many tokens as the variants, or 3."""
-    from edgespec.apps.bench.measure import LlamaCpp, context_for
-
-    longest = max(len(engine.prompt_tokens(prompt.text)) for prompt in suite.prompts)
-    n_ctx = min(context_for(longest, settings.n_predict), engine.target.n_ctx_train)
-    gammas = sorted({variant.gamma for variant in settings.variants if variant.gamma}) or [_PEER_GAMMA]
-    adapters = ",".join(f"{path.absolute()}:{scale}" for path, scale in engine.adapters)
-    options = ["--lora-scaled", adapters] if adapters else []
-    return LlamaCpp(folder, engine, draft, settings, n_ctx, gammas, options)

@@ -555,6 +555,7 @@ VALUES = {
     "state_dir": "/s",
     "chat_template": "chatml",
     "rpc": "here:1",
+    "mmproj": "/m.gguf",
     "pooling": "cls",
     "kernels": "off",
     "cache_type": "q4_0",

@@ -28,7 +28,7 @@ from edgespec.apps.server.router.app import create_router, read_preset
 from edgespec.apps.server.router.pool import ModelProcess, ModelSpec, NotLoaded, Pool
 from edgespec.cli import main
 from edgespec.cli.groups import changed, flat_options
-from edgespec.cli.options import ComputeOnNodes, StateOptions
+from edgespec.cli.options import AnyCompute, StateOptions
 from edgespec.errors import EdgespecError
 from speech_app import recording
 from tiny_bert import TinyBert
@@ -523,7 +523,7 @@ GROUPS = (serve.ServeLoading, serve.RequestLimits, serve.SpeechServing)
 def options_of(**given):
     """Return the options of a server on whose command line these were given."""
     loading = serve.ServeLoading(
-        states=StateOptions(), compute=ComputeOnNodes(), vectors=serve.EmbeddingServing()
+        states=StateOptions(), compute=AnyCompute(), vectors=serve.EmbeddingServing()
     )
     groups = [changed(group, given) for group in (loading, serve.RequestLimits(), serve.SpeechServing())]
     output, watts = serve.ServeOutput(), given.get("assume_watts")
@@ -556,6 +556,7 @@ VALUES = {
     "chat_template": "chatml",
     "rpc": "here:1",
     "mmproj": "/m.gguf",
+    "lora": ["/a.gguf"],
     "pooling": "cls",
     "kernels": "off",
     "cache_type": "q4_0",
@@ -578,7 +579,7 @@ def test_every_option_of_a_model_is_one_of_a_table(option, tmp_path):
             own_words(text, tmp_path)
         return
     (word,) = [one for one in own_words(text, tmp_path)["a"] if one.startswith(f"--{name.replace('_', '-')}")]
-    assert word.endswith(f"={value}") or value is True
+    assert word.endswith(f"={value[0] if isinstance(value, list) else value}") or value is True
     wrong = "'x'" if value is True or value == 5 else "5.5"
     with pytest.raises(EdgespecError, match=f"models.a.{name}: expected "):
         own_words(f"[models.a]\n{name} = {wrong}\n", tmp_path)

@@ -50,7 +50,7 @@ MIB = 1 << 20
 class GateLimits:
     """The requests that a server accepts."""
 
-    max_body: int = 4 * MIB
+    max_body: int = 32 * MIB
     """Bytes of a request's body."""
     max_audio: int = 100 * MIB
     """Bytes of a body with a recording."""

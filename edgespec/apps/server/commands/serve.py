@@ -213,7 +213,7 @@ class RequestLimits:
     """How many requests wait, how large they are, and how long a model thinks."""
 
     max_queue: Annotated[int, typer.Option(min=0, max=10_000, help="Requests that may wait.")] = 64
-    max_body: Annotated[int, typer.Option(metavar="MB", min=1, max=1024, help="Size of a request.")] = 4
+    max_body: Annotated[int, typer.Option(metavar="MB", min=1, max=1024, help="Size of a request.")] = 32
     max_prompt: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a prompt.", show_default="the context")
     ] = None

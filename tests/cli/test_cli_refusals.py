@@ -90,6 +90,7 @@ def files_of(world: Path) -> list[Path]:
     return sorted(path for path in world.rglob("*") if "__pycache__" not in path.parts)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("row", ROWS, ids=asked_by)
 def test_a_refusal(row: str, world: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """One line that names the option or the file; nothing was pulled or written by then."""

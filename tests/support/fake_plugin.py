@@ -18,6 +18,8 @@ struct prefetch { int32_t level; int64_t bytes; };
 int es_kernels_set_prefetch(struct prefetch p) { (void)p; return 0; }
 int es_kernels_tiles(void) { return -1; }
 int es_kernels_set_wide_from(int64_t tokens) { (void)tokens; return 0; }
+void *es_kernels_device(int n_threads) { (void)n_threads; return NULL; }
+void es_kernels_ask_for_weights(int on) { (void)on; }
 const char *es_kernels_refusal(void) { return "REFUSAL"; }
 void es_kernels_enable(int on) { (void)on; }
 void es_kernels_map(int fd, int64_t offset, int64_t size) { (void)fd; (void)offset; (void)size; }

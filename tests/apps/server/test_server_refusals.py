@@ -62,6 +62,7 @@ def asked_by(row: str) -> str:
     return row.split(" ", 2)[2]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("row", ROWS, ids=asked_by)
 def test_a_refusal(row: str, urls: dict[str, str], pytestconfig: pytest.Config) -> None:
     """One line that names the field, in the form of the API, whether a stream was asked for or not."""

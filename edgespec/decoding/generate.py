@@ -515,7 +515,10 @@ class Generation(Loop):
             n_past, most = self.session.rewind(start), None
         part = slice(n_past - start, None if most is None else n_past - start + most)
         ids = span.ids[part]
-        rows = Forward(self.session, ids, int(n_past + len(ids) == stop), inputs=span.start().result()[part])
+        started = time.perf_counter()
+        inputs = span.start().result()[part]
+        self.tally.embed_s += time.perf_counter() - started
+        rows = Forward(self.session, ids, int(n_past + len(ids) == stop), inputs=inputs)
         rows.places = None if span.places is None else span.places[:, part]
         rows.at_once = span.at_once
         return rows

@@ -150,8 +150,9 @@ def test_bench_tells_the_seconds_of_encoding_apart(target, tmp_path):
         assert encode_images(one, [prompt]).startswith("1 images, encoded in ")
         n_encoded = one._encoder.n_encoded
         assert n_encoded
-        one.generate(prompt.text, images=prompt.images, n_predict=4)
+        result = one.generate(prompt.text, images=prompt.images, n_predict=4)
         assert one._encoder.n_encoded == n_encoded
+        assert result.stats.embed_s > 0.0, "it asked for the rows, which were there"
 
 
 def test_ids_say_where_a_span_lies():

@@ -24,7 +24,7 @@ import pytest
 from PIL import Image
 
 from edgespec import Engine
-from edgespec.apps.images.mmproj import load
+from edgespec.apps.images.encoder import load
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.llama.control_names import MEDIA_MARKER
 from towers import TOWERS, write_tower

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.apps.images import mmproj
-from edgespec.apps.images.mmproj import facts, find_mmproj, image_facts
+from edgespec.apps.images import encoder
+from edgespec.apps.images.encoder import facts, find_mmproj, image_facts
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import on_disk
 from edgespec.models.registry import user_models_file
@@ -144,8 +144,8 @@ def test_doctor_tells_it_and_whether_images_are_read(
     target, eye = tower
     told = image_facts(target)
     assert (told["file"], told["projector"], told["bytes"]) == (str(eye), "gemma3", eye.stat().st_size)
-    assert told["problem"] == "" if mmproj.is_built() else "make images" in told["problem"]
-    monkeypatch.setattr(mmproj, "library_folder", lambda: tmp_path)
+    assert told["problem"] == "" if encoder.is_built() else "make images" in told["problem"]
+    monkeypatch.setattr(encoder, "library_folder", lambda: tmp_path)
     assert "make images" in image_facts(target)["problem"]
     none = image_facts(copied(tmp_path / "none", target=target))
     assert (none["file"], none["problem"]) == (None, "")

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgespec.apps.images import mmproj, pictures
-from edgespec.apps.images.pictures import Picture, read_file, read_picture
+from edgespec.apps import images as pictures
+from edgespec.apps.images import Picture, encoder, read_file, read_picture
 from edgespec.errors import UsageError
 from edgespec.models.on_disk import walked
 
@@ -123,10 +123,10 @@ def test_one_pixel_is_a_picture_and_the_digest_is_of_size_and_pixels() -> None:
 PLACES = Path(sysconfig.get_path("purelib")), Path("/usr/share/doc")
 
 
-@pytest.mark.skipif(not mmproj.is_built(), reason="make images")
+@pytest.mark.skipif(not encoder.is_built(), reason="make images")
 def test_photographs_and_drawings_of_this_machine_are_as_llama_cpp_decodes_them() -> None:
     """Of packages: a photograph, icons, diagrams. llama.cpp's own decoder knows no transparency."""
-    mtmd, n = mmproj.load(), 0
+    mtmd, n = encoder.load(), 0
     kinds = {".jpg", ".jpeg", ".png", ".gif", ".bmp"}
     found = [path for place in PLACES for path in walked(place, []) if path.suffix.lower() in kinds]
     for path in sorted(found, key=lambda path: -path.stat().st_size)[:20]:

@@ -45,7 +45,6 @@ class IkSpecBench:
     settings: BenchSettings
     n_ctx: int
     gammas: Sequence[int]
-    timeout_s: float
     name = IK
 
     def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
@@ -75,7 +74,7 @@ class IkSpecBench:
             file.write(json.dumps({"prompt": text}) + "\n")
             file.flush()
             command += ["--prompts", file.name, "--output-format", "jsonl"]
-            done = run_program([str(part) for part in command], self.timeout_s)
+            done = run_program([str(part) for part in command])
         lines = (done.stdout + done.stderr).splitlines()
         rows = [json.loads(line) for line in lines if line.startswith('{"row_type":"attempt"')]
         if len(rows) != 1 or not rows[0]["ok"]:
@@ -83,11 +82,11 @@ class IkSpecBench:
         return dict(rows[0])
 
 
-def llama_bench(program: Path, engine: Engine, timeout_s: float) -> dict[str, float]:
+def llama_bench(program: Path, engine: Engine) -> dict[str, float]:
     """Return the tokens a second of llama.cpp's own benchmark, without and with flash attention."""
     command = [str(program.absolute()), "-m", str(engine.target.path.absolute()), "-t", str(engine.n_threads)]
     command += ["-fa", "off,on", "-r", "3", "-o", "json", "-p", "512", "-n", "128"]
-    text = run_program(command, timeout_s).stdout
+    text = run_program(command).stdout
     try:
         rows: list[dict[str, Any]] = json.loads(text[text.index("[") : text.rindex("]") + 1])
     except ValueError:

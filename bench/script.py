@@ -21,7 +21,7 @@ import msgspec
 
 from edgespec import _core
 from edgespec.apps.bench.machine import MachineWatch, facts
-from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import llama
 from edgespec.platform.machine import default_threads, read_cpu
@@ -123,29 +123,14 @@ def shown_spread(values: Sequence[float]) -> str:
     return "{:.2f} ({:.2f} - {:.2f})".format(*spread(values)) if values else "-"
 
 
-def run_program(command: Sequence[str], timeout_s: float = 1800.0) -> subprocess.CompletedProcess[str]:
+def run_program(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, in an empty folder; return its output. Raises EdgespecError if it fails."""
-    name = Path(command[0]).name
-    try:
-        with tempfile.TemporaryDirectory() as folder:  # some write a log where they run
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-            )
-    except OSError as error:
-        raise EdgespecError(describe_os_error(error)) from None
-    except subprocess.TimeoutExpired:
-        raise EdgespecError(f"{name} took more than {timeout_s:g} s") from None
-    if done.returncode != 0:
-        said = last_line((done.stderr or done.stdout).encode())
-        raise EdgespecError(f"{name} ended with code {done.returncode}: {said}")
-    return done
+    with tempfile.TemporaryDirectory() as folder:  # some write a log where they run
+        try:
+            return subprocess.run(command, cwd=folder, input="", capture_output=True, text=True, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = last_line(str(getattr(error, "stderr", None) or error).encode())
+            raise EdgespecError(f"{Path(command[0]).name}: {said}") from None
 
 
 def require_kernels() -> None:

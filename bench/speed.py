@@ -99,19 +99,18 @@ def open_peers(
     args: argparse.Namespace, engine: Engine, settings: BenchSettings, prompts: Sequence[Prompt]
 ) -> Iterator[list[LlamaServer | IkSpecBench]]:
     """Open the peers whose programs were given. Raises EdgespecError if llama-server cannot be started."""
-    peers: list[LlamaServer | IkSpecBench] = []
     with ExitStack() as stack:
+        peers: list[LlamaServer | IkSpecBench] = []
         if engine.draft and args.llama:
             os.environ["LLAMA_ARG_FLASH_ATTN"] = "off"  # its faster choice here
-            for draft in (None, engine.draft.path):
-                peers.append(
-                    stack.enter_context(started_server(args.llama, engine, draft, settings, prompts))
-                )
-            del os.environ["LLAMA_ARG_FLASH_ATTN"]
+            drafts = (None, engine.draft.path)
+            servers = (started_server(args.llama, engine, one, settings, prompts) for one in drafts)
+            peers += map(stack.enter_context, servers)
         if engine.draft and args.ik:
             n_ctx = max(len(engine.prompt_tokens(prompt.text)) for prompt in prompts) + args.n_predict + 64
-            gammas = args.peer_gamma or args.gamma
-            peers.append(IkSpecBench(args.ik.absolute(), engine, settings, n_ctx, gammas, args.peer_timeout))
+            peers.append(
+                IkSpecBench(args.ik.absolute(), engine, settings, n_ctx, args.peer_gamma or args.gamma)
+            )
         yield peers
 
 
@@ -139,7 +138,6 @@ def arguments() -> argparse.Namespace:
     parse.add_argument("--ik", type=Path, metavar="PROGRAM", help="ik_llama.cpp's llama-spec-bench")
     parse.add_argument("--peer-gamma", type=numbers(int), help="with ik_llama.cpp; default: as --gamma")
     parse.add_argument("--peer-rounds", type=int, default=1, help="rounds in which peers run")
-    parse.add_argument("--peer-timeout", type=float, default=1800.0, help="seconds of a program")
     args = parse.parse_args()
     if min(args.rounds, *args.gamma, *args.stock_gamma) < 1 or args.n_predict < FEWEST:
         parse.error(f"numbers must be at least 1, --n-predict at least {FEWEST}")
@@ -186,7 +184,7 @@ def main() -> None:
                     print(".", end="", file=sys.stderr, flush=True)
                 if args.llama and turn < args.peer_rounds:
                     try:
-                        benches.append(llama_bench(args.llama / "llama-bench", stock, args.peer_timeout))
+                        benches.append(llama_bench(args.llama / "llama-bench", stock))
                     except EdgespecError as error:
                         print(f"\nno llama-bench: {error}", file=sys.stderr)
             print(file=sys.stderr)

@@ -29,7 +29,7 @@ def engine(tiny_path: Path, tiny_draft_path: Path) -> Iterator[Engine]:
 
 def given(**peers: Path | None) -> argparse.Namespace:
     options = {"llama": None, "ik": None, "n_predict": 64, "gamma": [3], "peer_gamma": None}
-    return argparse.Namespace(**options | {"peer_timeout": 60.0} | peers)
+    return argparse.Namespace(**options | peers)
 
 
 def test_llama_cpp_runs_plain_and_drafted(engine: Engine, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_what_ik_llama_cpp_prints(engine: Engine, tmp_path: Path) -> None:
     row = {"row_type": "attempt", "ok": True, "generated": 64, "decode_s": 2.5}
     program = tmp_path / "llama-spec-bench"
     fake(program, out=f"loading\n{json.dumps(row, separators=(',', ':'))}\n")
-    peer = IkSpecBench(program, engine, SETTINGS, n_ctx=512, gammas=[3], timeout_s=60.0)
+    peer = IkSpecBench(program, engine, SETTINGS, n_ctx=512, gammas=[3])
     (run,) = peer.runs(PROMPT, 1)
     assert (run.variant, run.round, run.tokens) == ("ik_llama.cpp model-3", 1, 64)
     assert run.decode_tokens_per_s == 63 / 2.5  # the first token is not of decoding
@@ -72,7 +72,7 @@ def test_what_llama_bench_prints(engine: Engine, tmp_path: Path) -> None:
     ]
     program = tmp_path / "llama-bench"
     fake(program, out=json.dumps(rows), log="[a warning]\n")
-    assert llama_bench(program, engine, 60.0) == {"pp512": 90.5, "tg128 flash": 28.5}
+    assert llama_bench(program, engine) == {"pp512": 90.5, "tg128 flash": 28.5}
     fake(program, out="nothing\n")
     with pytest.raises(EdgespecError, match="llama-bench printed no results"):
-        llama_bench(program, engine, 60.0)
+        llama_bench(program, engine)

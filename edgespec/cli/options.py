@@ -295,6 +295,11 @@ class Compute(ThreadsAndKernels):
         """HOST:PORT of the nodes that hold layers of the target. Raises UsageError."""
         return ()
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Adapters of the target; there are none where the options lack them."""
+        return ()
+
     def for_text(self, chat_template: str | None) -> str:
         """Return the options that affect a text or its speed, to compare them with a server's."""
         kernels = [os.environ.get(f"EDGESPEC_KERNELS{part}", "").strip().lower() for part in ("", "_ISA")]
@@ -321,7 +326,7 @@ class Compute(ThreadsAndKernels):
                     cache_type=self.cache_type,
                     rpc=self.rpc_addresses,
                     mmproj=self.mmproj,
-                    lora=getattr(self, "lora", None) or (),
+                    lora=self.adapters,
                     keep_packed=True,
                     on_message=message,
                 )
@@ -337,6 +342,11 @@ class ComputeAdapted(Compute):
     """Threads, kernels, and adapters of the target."""
 
     lora: Annotated[list[str] | None, listed("lora")] = None
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The files of `--lora`, each maybe with a scale."""
+        return tuple(self.lora or ())
 
 
 @option_group(NODES)

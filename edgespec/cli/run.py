@@ -515,7 +515,7 @@ def _served(
 
     drafter, names = drafting.chosen(), models.names()
     target, _ = choose_models(names[0], None, "none")  # no draft is looked for
-    if adapters_of(ModelRef(target), length.compute.lora or ()):
+    if adapters_of(ModelRef(target), length.compute.adapters):
         return None
     loading = length.compute.for_text(prompt.chat_template)
     server = find_server(target, names[1], drafter, loading, kept=drafting.cache)

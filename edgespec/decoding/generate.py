@@ -65,6 +65,7 @@ from edgespec.decoding.session import (
     PromptTokens,
     Rows,
     TargetFeatures,
+    text_of,
 )
 from edgespec.decoding.tree import Drafter, Position, Tree, drafted_depth, lower, paths
 from edgespec.errors import EdgespecError, LogitsOf
@@ -204,7 +205,7 @@ class Loop(ABC):
         self.tokens = list(prompt)
         """The prompt and what was emitted."""
         self._spans = _starts(self.tokens, prompt.spans if isinstance(prompt, PromptTokens) else ())
-        self._without_ids = [token for token in self.tokens if token >= 0] if self._spans else []
+        self._without_ids = text_of(self.tokens) if self._spans else []
         self.n_prompt = len(prompt)
         self.n_ctx = n_ctx
         self.n_prompt_read = 0

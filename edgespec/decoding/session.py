@@ -86,15 +86,19 @@ Medium: TypeAlias = "bytes | str | Path"
 class MediaEncoder(Protocol):
     """Turns media into parts of a target's prompts."""
 
-    @property
-    def problem(self) -> str:
-        """Why it reads nothing here, in one line; "" if it does."""
+    def problem(self, *, ask_hub: bool) -> str:
+        """Return why it reads nothing here, or ""; without `ask_hub` only the disk says."""
 
     def read(self, medium: Medium, name: str) -> Sequence[list[int] | EmbeddedSpan]:
         """Return the parts that stand for `medium`: tokens and spans. Raises UsageError about `name`."""
 
     def close(self) -> None:
         """Free what it holds."""
+
+
+def text_of(tokens: Sequence[int]) -> list[int]:
+    """Return the tokens of a prompt without the ids of spans."""
+    return [token for token in tokens if token >= 0]
 
 
 class Folded(NamedTuple):

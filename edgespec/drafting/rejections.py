@@ -128,7 +128,9 @@ class RejectedPlaces:
 
     def of(self, adapters: str) -> RejectedPlaces:
         """Return those of the target with a set of adapters, by its key; "" stands for none."""
-        both = hashlib.sha256((self._target + adapters).encode()).hexdigest() if adapters else self._target
+        if not adapters:
+            return self
+        both = hashlib.sha256((self._target + adapters).encode()).hexdigest()
         return RejectedPlaces(both, max_words=self._file.max_tokens, on_message=self._on_message)
 
     def append(self, text: RejectedText) -> None:

@@ -14,7 +14,7 @@ from edgespec.decoding.choices import DrafterChoice, NamedDrafter
 from edgespec.decoding.generate import Generation, Loop
 from edgespec.decoding.options import OptionKeywords, Options, token_ids
 from edgespec.decoding.records import Result
-from edgespec.decoding.session import EmbeddedSpan, MediaEncoder, Medium, PromptTokens
+from edgespec.decoding.session import EmbeddedSpan, MediaEncoder, Medium, PromptTokens, text_of
 from edgespec.drafting.draft import Draft, n_states_worth_reading
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.pace import Learned, Pace
@@ -210,7 +210,7 @@ class RequestRunner:
         if pace is None:
             return Generation(target, None, tokens, plan, n_ctx=n_ctx, n_known=n_known), None
         if plan.plugin:
-            plugin = self._plugin_drafter(plan, pace, plan.plugin, _text_of(tokens), on_step)
+            plugin = self._plugin_drafter(plan, pace, plan.plugin, text_of(tokens), on_step)
             return Generation(target, plugin, tokens, plan, n_ctx=n_ctx, n_known=n_known), pace
         draft = self._begin_draft(n_ctx, len(tokens), n_predict) if plan.uses_model else None
         features = None
@@ -350,11 +350,6 @@ class RequestRunner:
             rejected = drafter.rejected.of(tokens, loop.n_text(loop.n_prompt), start)
         adapters = running.batched.adapters if running.batched else ()
         self._unkept.append((tokens[start:], rejected, self._key(adapters)))
-
-
-def _text_of(tokens: list[int]) -> list[int]:
-    """Return the tokens of a prompt without the ids of its spans."""
-    return [token for token in tokens if token >= 0] if isinstance(tokens, PromptTokens) else tokens
 
 
 # ---- engine ----
@@ -599,9 +594,12 @@ class Engine(Closing):
         )
         return encoder
 
-    def media_problem(self) -> str:
-        """Return why the target reads no images here, in one line; "" if it does. Nothing is pulled."""
-        return self._encoder.problem
+    def media_problem(self, *, ask_hub: bool = True) -> str:
+        """Return why the target reads no images here, in one line; "" if it does. Nothing is pulled.
+
+        Without `ask_hub` an encoder counts only where it is on the disk.
+        """
+        return self._encoder.problem(ask_hub=ask_hub)
 
     def has_room(
         self, prompt: Sequence[int] | int, n_predict: int | None, lora: Mapping[int, float] | None = None
@@ -655,7 +653,7 @@ class Engine(Closing):
             tokens = self._tokens_of(prompt, system, chat, parse_special, options.reasoning_budget, images)
             if isinstance(tokens, PromptTokens) and tokens.spans:
                 _check_spans(options)
-            plan = make_plan(self._pair, options, _text_of(tokens))
+            plan = make_plan(self._pair, options, text_of(tokens))
             if self.parallel == 1:
                 self._requests.end_all(
                     "the engine writes one at a time and began another; read it first, or choose parallel"
@@ -690,7 +688,7 @@ class Engine(Closing):
             for name, value in given.items():
                 if value is not None:
                     raise UsageError("goes with a prompt of text, not with token ids", field=name)
-            text = _text_of(prompt) if isinstance(prompt, PromptTokens) else prompt
+            text = text_of(prompt) if isinstance(prompt, PromptTokens) else prompt
             tokens = token_ids("prompt", text, self.target.n_vocab, wanted="text or a list of token ids")
             tokens = prompt if isinstance(prompt, PromptTokens) else tokens
         if not tokens:

@@ -17,7 +17,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
@@ -30,7 +30,6 @@ from edgespec.apps.images import Picture, read_file, read_picture
 from edgespec.decoding.session import EmbeddedSpan, Inputs, Medium, Places
 from edgespec.errors import EdgespecError, MessageFn, UsageError
 from edgespec.llama import backend
-from edgespec.llama.backend import bindings, library_folder, take_log
 from edgespec.llama.choices import StateRoom
 from edgespec.llama.gguf_header import check_complete_file, read_header
 from edgespec.llama.kernels import STOCK, packing
@@ -81,23 +80,28 @@ class Encoder(Closing):
         """
         self._target, self._given, self._n_threads = target, mmproj, n_threads
         self._folder = StateFolder(states, on_message) if states else None
+        self._problems: dict[bool, str] = {}
         self._lock = Lock()
         self._library: _Library | None = None
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "images")
 
-    @cached_property
-    def problem(self) -> str:
-        """Why the target reads no images here, in one line; "" if it does."""
-        try:
-            self._file(pull_missing=False)
-            load()
-        except EdgespecError as error:
-            return str(error)
-        return ""
+    def problem(self, *, ask_hub: bool) -> str:
+        """Return why the target reads no images here, in one line; "" if it does; looked for once.
 
-    def _file(self, *, pull_missing: bool = True) -> Path:
-        file = find_mmproj(self._target.path, self._given, pull_missing=pull_missing)
+        Without `ask_hub` only the disk says: a server that starts waits for no network.
+        """
+        if ask_hub not in self._problems:
+            try:
+                self._file(pull_missing=False, ask_hub=ask_hub)
+                load()
+                self._problems[ask_hub] = ""
+            except EdgespecError as error:
+                self._problems[ask_hub] = str(error)
+        return self._problems[ask_hub]
+
+    def _file(self, *, pull_missing: bool = True, ask_hub: bool = True) -> Path:
+        file = find_mmproj(self._target.path, self._given, pull_missing=pull_missing, ask_hub=ask_hub)
         if file is None:
             line = (
                 f"no image encoder (mmproj*.gguf) lies beside {self._target.name}: give one by --mmproj FILE"
@@ -415,7 +419,7 @@ _LIBRARY = "libmtmd.so"
 
 def is_built() -> bool:
     """Whether the library lies beside llama.cpp's own."""
-    return (library_folder() / _LIBRARY).exists()
+    return (backend.library_folder() / _LIBRARY).exists()
 
 
 @cache
@@ -427,10 +431,10 @@ def load() -> ModuleType:
     if not is_built():
         raise EdgespecError(f"llama.cpp's encoders of images ({_LIBRARY}) are not built; run `make images`")
     try:
-        module = bindings("llama_cpp.mtmd_cpp")
+        module = backend.bindings("llama_cpp.mtmd_cpp")
     except (OSError, RuntimeError, AttributeError) as error:
-        problem = f"{library_folder() / _LIBRARY}: cannot be loaded: {error}; run `make images` again"
+        problem = f"{backend.library_folder() / _LIBRARY}: cannot be loaded: {error}; run `make images` again"
         raise EdgespecError(problem) from error
-    take_log(module.mtmd_log_set)
-    take_log(module.mtmd_helper_log_set)
+    backend.take_log(module.mtmd_log_set)
+    backend.take_log(module.mtmd_helper_log_set)
     return module

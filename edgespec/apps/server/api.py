@@ -71,6 +71,7 @@ from edgespec.decoding.grammars import Grammar, GrammarSource
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import PromptProgress, Result, StopReason, Token
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.session import text_of
 from edgespec.engine.capacity import fitting_ctx, room_without_limit
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, MessageFn
@@ -156,7 +157,7 @@ class RunWriter(AnswerWriter[Token, Result]):
 
     def __init__(self, prompt: Sequence[int], *, limit: StopReason) -> None:
         """Answer to the tokens of a prompt; `limit`: what ends a text of `n_predict` tokens."""
-        self._prompt = tuple(token for token in prompt if token >= 0)  # those of a text: images have none
+        self._prompt = tuple(text_of(prompt))
         self._limit = limit
 
     def parts(self, _index: int, made: Sequence[Token], /) -> Iterator[RunPart]:
@@ -272,7 +273,7 @@ def add_props(app: FastAPI, engine: Engine, worker: Worker, service: Service) ->
             "default_generation_settings": {"n_ctx": service.n_ctx},
             "total_slots": worker.parallel,
             "model_alias": service.name,
-            "modalities": {"vision": not engine.media_problem(), "audio": False},
+            "modalities": {"vision": not engine.media_problem(ask_hub=False), "audio": False},
             "model_path": engine.target.path.name,  # without the folders of this machine
             "chat_template": engine.target.chat_template or "",
         }
@@ -418,7 +419,7 @@ def _text_entry(engine: Engine, service: Service, aliases: list[str], *, takes_t
         kernels=engine.kernels,
         chat=engine.target.chat_template is not None,
         tools=takes_tools,
-        vision=not engine.media_problem(),
+        vision=not engine.media_problem(ask_hub=False),
         energy=engine.meter is not None,
     )
 

@@ -520,7 +520,7 @@ def add_ollama(
         "tools": reader.prompts.takes_tools,
         "insert": engine.target.fim is not None,
         "thinking": reader.prompts.thinks,
-        "vision": not engine.media_problem(),
+        "vision": not engine.media_problem(ask_hub=False),
     }
     capabilities = [name for name, has in known.items() if has]
     router = APIRouter(

@@ -134,6 +134,7 @@ def test_one_in_the_repository_is_pulled_with_the_first_image(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert find_mmproj(target, None) == found  # no hub is asked for what is here
     found.unlink()
+    assert find_mmproj(target, None, ask_hub=False) is None, "only the disk says"
     with pytest.raises(EdgespecError, match=r"hub me/repo"):
         find_mmproj(target, None)
 
@@ -145,7 +146,7 @@ def test_doctor_tells_it_and_whether_images_are_read(
     told = image_facts(target)
     assert (told["file"], told["projector"], told["bytes"]) == (str(eye), "gemma3", eye.stat().st_size)
     assert told["problem"] == "" if encoder.is_built() else "make images" in told["problem"]
-    monkeypatch.setattr(encoder, "library_folder", lambda: tmp_path)
+    monkeypatch.setattr(encoder.backend, "library_folder", lambda: tmp_path)
     assert "make images" in image_facts(target)["problem"]
     none = image_facts(copied(tmp_path / "none", target=target))
     assert (none["file"], none["problem"]) == (None, "")

@@ -224,7 +224,7 @@ def _belongs_to(
     from edgespec.models.store import sha256_of
 
     template = loading.chat_template
-    adapters = adapters_of(target, loading.compute.lora or ())
+    adapters = adapters_of(target, loading.compute.adapters)
     return {
         "input_sha256": found.sha256,
         "is_text": found.is_text or None,
